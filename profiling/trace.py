@@ -7,18 +7,23 @@ copy a parameter and release the old one. On a CPU with oneDNN tensors of less t
 TensorFlow 2.21 has an allocator for them that reports nothing. Without oneDNN, which TensorFlow has off on CPUs without
 AVX-512 unless ``TF_ENABLE_ONEDNN_OPTS=1``, none are. Memory that isn't TensorFlow's (received by collectives) is reported by
 the caller.
+
+On a GPU an operator takes the time of its kernels, which the device's plane has by their operator; the host's plane has only
+how long their launches took. Of the allocators the GPU's counts.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 _ALLOCATION, _DEALLOCATION = "MemoryAllocation", "MemoryDeallocation"
+_GPU_PLANE = "/device:GPU:"
+_GPU_ALLOCATORS = ("GPU_", "gpu_async_")  # Not gpu_host_bfc: that is memory of the host, for copies.
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,28 +119,39 @@ def traced_step(step: Callable[[], object], between: Callable[[], Iterable[Memor
         finally:
             tf.profiler.experimental.stop()
         (file,) = Path(folder).rglob("*.xplane.pb")
-        return _read(file.read_bytes(), between())
+        return read_trace(file.read_bytes(), between())
 
 
-def _read(content: bytes, between: Iterable[MemoryEvent]) -> StepTrace:
+def read_trace(content: bytes, between: Iterable[MemoryEvent] = ()) -> StepTrace:
+    """Read what TensorFlow's profiler has written (an ``.xplane.pb``), and add the events of other memory."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     space = xplane_pb2.XSpace.FromString(content)
-    operators: list[OperatorEvent] = []
-    others, memory = tuple(between), list[MemoryEvent]()
+    others, launched, on_device = tuple(between), list[OperatorEvent](), list[OperatorEvent]()
+    memory: dict[bool, list[MemoryEvent]] = {False: [], True: []}
     # The times of events are relative to the start of the trace.
     start_ps = 1000 * max(dict(_stats(plane, plane)).get("profile_start_time", 0) for plane in space.planes)
     for plane in space.planes:
+        is_device = plane.name.startswith(_GPU_PLANE)
         for line in plane.lines:
             for event in line.events:
                 name = plane.event_metadata[event.metadata_id].name
                 time_ps = start_ps + line.timestamp_ns * 1000 + event.offset_ps
                 if name in (_ALLOCATION, _DEALLOCATION):
-                    memory.append(_memory_event(plane, event, time_ps, name == _ALLOCATION))
-                elif _is_operator(name):
+                    stats = dict(_stats(plane, event))
+                    of_gpu = str(stats.get("allocator_name", "")).startswith(_GPU_ALLOCATORS)
+                    memory[of_gpu].append(_memory_event(stats, time_ps, name == _ALLOCATION))
+                    continue
+                if is_device:
+                    name = str(dict(_stats(plane, event)).get("tf_op", ""))
+                if _is_operator(name):
                     operator, _, kind = name.rpartition(":")
-                    operators.append(OperatorEvent(operator, kind, line.id, time_ps, event.duration_ps))
-    return StepTrace(tuple(operators), (*others, *memory), bool(memory))
+                    run = OperatorEvent(operator, kind, line.id, time_ps, event.duration_ps)
+                    (on_device if is_device else launched).append(run)
+    ran = {event.name for event in on_device}
+    operators = (*on_device, *(event for event in launched if event.name not in ran))
+    counted = memory[True] or memory[False]
+    return StepTrace(operators, (*others, *counted), bool(counted))
 
 
 def _is_operator(name: str) -> bool:
@@ -144,15 +160,16 @@ def _is_operator(name: str) -> bool:
     return bool(operator) and kind.isidentifier() and "::" not in name and " " not in name
 
 
-def _memory_event(plane: Any, event: Any, time_ps: int, is_allocation: bool) -> MemoryEvent:
-    stats = dict(_stats(plane, event))
+def _memory_event(stats: Mapping[str, Any], time_ps: int, is_allocation: bool) -> MemoryEvent:
     n_bytes = int(stats["requested_bytes"])
     return MemoryEvent(time_ps, int(stats["addr"]), n_bytes if is_allocation else -n_bytes)
 
 
-def _stats(plane: Any, of: Any) -> Iterator[tuple[str, int]]:
-    """Yield name and value of the integer statistics of an event, or of a plane."""
+def _stats(plane: Any, of: Any) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of the integers and texts among the statistics of an event, or of a plane."""
     for stat in of.stats:
         kind = stat.WhichOneof("value")
-        if kind in ("int64_value", "uint64_value"):
+        if kind == "ref_value":  # A text that the plane has once for all of its events.
+            yield plane.stat_metadata[stat.metadata_id].name, plane.stat_metadata[stat.ref_value].name
+        elif kind in ("int64_value", "uint64_value", "str_value"):
             yield plane.stat_metadata[stat.metadata_id].name, getattr(stat, kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -18,6 +19,7 @@ from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, configs
 
 BATCH, TIME, WIDTH, UNITS = 6, 4, 3, 5
+SPECS = [tf.TensorSpec([BATCH, TIME, WIDTH], tf.float64)]
 layers = keras.layers
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -29,7 +31,7 @@ def model_of(*stacked: keras.Layer) -> keras.Model:
 
 def captured(model: keras.Model) -> Graph:
     capture = Capture()
-    program = capture.add(lambda x: model(x, training=True), [tf.TensorSpec([BATCH, TIME, WIDTH], tf.float64)])
+    program = capture.add(lambda x: model(x, training=True), SPECS)
     return import_graph(capture.graph, (), capture.lines, [program.results.op])
 
 
@@ -56,6 +58,15 @@ def test_loops_of_recurrent_layers_split_the_batch_and_nothing_else(name: str) -
         rule = rule_of(op)
         assert list(rule.extents.values()) == [BATCH], f"{op.where()}: {rule} {rule.without}"
         assert {str(config) for config in configs(rule, Mesh.of(2))} == {"-", str(Config(Mesh.of(2), (*rule.extents,)))}
+
+
+@pytest.mark.parametrize("kind", [layers.LSTM, layers.GRU])
+def test_recurrent_layers_are_loops_on_a_gpu_too(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keras would make one kernel of cuDNN of each, which keeps a random state of its own and can't be split."""
+    model = model_of(kind(UNITS))
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind=None: ["a GPU"])
+    assert "CudnnRNNV3" in {op.type for op in tf.function(model).get_concrete_function(SPECS[0]).graph.get_operations()}
+    assert "Loop" in {op.type for op in captured(model).operators.values()}
 
 
 def variables_of(model: keras.Model) -> Sequence[tf.Variable]:

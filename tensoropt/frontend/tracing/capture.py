@@ -157,6 +157,11 @@ class Capture:
         return next(found for found in _numbered(name) if found not in self.variables)
 
 
+# Where there is a GPU, Keras makes one kernel of cuDNN of an LSTM or GRU, which nobody can split; without one, a loop, which
+# is recorded as what it computes.
+_FINDS_GPU = "keras.src.backend.tensorflow.rnn._is_gpu_available"
+
+
 def concrete(function: Callable[..., Any], signature: Sequence[Structure]) -> Any:
     """Trace a function for a signature.
 
@@ -173,7 +178,8 @@ def concrete(function: Callable[..., Any], signature: Sequence[Structure]) -> An
             )
     traceable = function if hasattr(function, "get_concrete_function") else tf.function(function)
     try:
-        with mock.patch.object(BaseResourceVariable, "handle", property(_noted_handle)):
+        noted = mock.patch.object(BaseResourceVariable, "handle", property(_noted_handle))
+        with noted, mock.patch(_FINDS_GPU, lambda: False):
             return traceable.get_concrete_function(*signature)
     except UnliftableError as error:
         raise InputError(

@@ -17,10 +17,11 @@ from helpers.mpirun import run_ranks
 from helpers.timelines import tasks_of
 from hypothesis import given
 from hypothesis import strategies as st
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from tensoropt.lowering.resharding.backends import TimedBackend
 from tensoropt.profiling.hardware import named
-from tensoropt.profiling.trace import MemoryEvent, traced_peak, traced_step
+from tensoropt.profiling.trace import MemoryEvent, read_trace, traced_peak, traced_step
 from tensoropt.reschedule.layout import Layout
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import cheapest_path
@@ -82,6 +83,35 @@ def test_a_real_step_s_operators_and_peak():
         now.append(MemoryEvent(time.time_ns() * 1000, 1, 0))
 
     assert traced_step(held, beside).peak_bytes - trace.peak_bytes == 10**7
+
+
+def test_operators_of_a_gpu_take_the_time_of_their_kernels():
+    space = xplane_pb2.XSpace()
+    host, device = space.planes.add(name="/host:CPU"), space.planes.add(name="/device:GPU:0")
+
+    def written(plane, name: str, at_ps: int, ps: int, **stats: int | str) -> None:
+        event = (plane.lines[0] if plane.lines else plane.lines.add(id=1)).events.add(offset_ps=at_ps, duration_ps=ps)
+        event.metadata_id = len(plane.event_metadata) + 1
+        plane.event_metadata[event.metadata_id].name = name
+        for key, value in stats.items():
+            stat = event.stats.add(metadata_id=len(plane.stat_metadata) + 1)
+            plane.stat_metadata[stat.metadata_id].name = key
+            if isinstance(value, int):
+                stat.int64_value = value
+            else:
+                stat.ref_value = len(plane.stat_metadata) + 1
+                plane.stat_metadata[stat.ref_value].name = value
+
+    written(host, "dense/MatMul:MatMul", 0, 7_000_000)  # Its launch.
+    written(host, "Shape:Shape", 8_000_000, 1_000_000)  # On the host.
+    written(device, "ampere_sgemm_128x64_nn", 5_000_000, 40_000_000, tf_op="dense/MatMul:MatMul")
+    written(device, "splitKreduce_kernel", 45_000_000, 2_000_000, tf_op="dense/MatMul:MatMul")
+    written(device, "MemcpyH2D", 0, 3_000_000)
+    for allocator, n_bytes in (("GPU_0_bfc", 512), ("gpu_host_bfc", 4096), ("cpu", 64)):
+        written(host, "MemoryAllocation", 1, 0, allocator_name=allocator, requested_bytes=n_bytes, addr=n_bytes)
+    trace = read_trace(space.SerializeToString())
+    assert trace.operators_us == {"dense/MatMul": 42.0, "Shape": 1.0}
+    assert trace.peak_bytes == 512
 
 
 def test_a_transfer_takes_what_it_took_the_last_rank_to_come():
