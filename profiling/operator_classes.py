@@ -13,6 +13,7 @@ _TYPES: dict[str, str] = {
     "copy": "Transpose ConcatV2 Concat Pack Unpack Slice StridedSlice Split SplitV Pad PadV2 MirrorPad Tile GatherV2 "
     "BroadcastTo ReverseV2 ResizeNearestNeighbor ResizeBilinear",
     "update": "Variable",
+    "chosen by values": "ValueShaped",
 }
 CLASSES = (*_TYPES, "elementwise")
 _CLASS_OF = {name: of_class for of_class, names in _TYPES.items() for name in names.split()}

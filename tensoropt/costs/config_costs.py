@@ -132,13 +132,18 @@ def _times_ns(costing: OperatorCosting, op: Operator, arrays: ConfigArrays, inte
         # A key tells the largest shards of the operands, whether windows are exchanged, and which factors inside are split.
         columns += [arrays.are_exchanged(), *(arrays.degree(name) for name in arrays.rule.inner)]
         columns += [blocks for tensor, layouts in operands for blocks in interfaces.numbers.blocks(layouts, tensor.shape).T]
+    accumulates = bool(costing.accumulated(op))
+    if accumulates:
+        columns += shards[len(results) :]
     _, first, kind = np.unique(np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True)
     costs = []
     for i in first.tolist():
         if costing.compute.needs_keys:
             costs.append(costing.both_times_ns(op, arrays.rule, arrays.configs[i], interfaces[i]))
-        else:
-            costs.append(costing.times_of_amounts_ns(op, (int(flops[i]), int(moved[i]), int(moved_back[i]))))
+            continue
+        both_ns = costing.times_of_amounts_ns(op, (int(flops[i]), int(moved[i]), int(moved_back[i])))
+        added_ns = costing.accumulating_ns(op, interfaces[i]) if accumulates else 0
+        costs.append(tuple(time_ns + added_ns for time_ns in both_ns))
     return list(np.array(costs, np.int64)[kind.reshape(-1)].T)
 
 

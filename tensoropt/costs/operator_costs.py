@@ -138,6 +138,7 @@ class OperatorCosting:
             tuple((form(tensor), tensor.name in self.charged) for tensor in op.outputs),
             tuple((op.name, i) in backward.gradients for i, _ in op.operands),
             tuple((op.name, i) in backward.residual_operands for i, _ in op.operands),
+            tuple(position for position, _ in self.accumulated(op)),
             graph.updates.get(op.name),
             op.name in graph.lookup_operators,
             self.found_bytes(op),
@@ -209,11 +210,32 @@ class OperatorCosting:
         For a variable they are the time of the optimizer's update, and 0.
         """
         if op.type in COMPOSITES:
-            time_ns, backward_ns = self._body(op).both_times_ns(config)
             n_runs = self.graph.n_runs(op.result.name)
-            return n_runs * time_ns, n_runs * backward_ns
-        work = self.work(op, rule, config, interface)
-        return (0, 0) if work is None else self._times_ns(op, work)
+            time_ns, backward_ns = (n_runs * each for each in self._body(op).both_times_ns(config))
+        else:
+            work = self.work(op, rule, config, interface)
+            time_ns, backward_ns = (0, 0) if work is None else self._times_ns(op, work)
+        added_ns = self.accumulating_ns(op, interface)
+        return time_ns + added_ns, backward_ns + added_ns
+
+    def accumulated(self, op: Operator) -> list[tuple[int, Tensor]]:
+        """Return the operands of an operator, with their positions, whose gradients are added up over micro-batches."""
+        graph = self.graph
+        if graph.micro_batching is None or not op.outputs or graph.n_runs(op.result.name) == 1:
+            return []
+        if op.name in graph.lookup_operators:
+            return []  # rows that were looked up are kept, each micro-batch's by itself
+        once, gradients = graph.micro_batching.once, self.backward.gradients
+        operands = ((i, tensor) for i, tensor in op.operands if (op.name, i) in gradients and (op.name, i) not in once)
+        return [(i, tensor) for i, tensor in operands if graph.accumulates(tensor.name)]
+
+    def accumulating_ns(self, op: Operator, interface: Interface) -> int:
+        """Return the part of the backward pass that adds gradients of all micro-batches but the first to their sums."""
+        total_ns = 0
+        for position, tensor in self.accumulated(op):
+            shard = shard_bytes(tensor, interface.operand(position).layout)
+            total_ns += self.compute.time_ns(WorkItem("AddV2", tensor.dtype, shard // tensor.item_bytes, 3 * shard))
+        return (self.graph.n_micro_batches - 1) * total_ns
 
     def times_of_amounts_ns(self, op: Operator, amounts: tuple[int, int, int]) -> tuple[int, int]:
         """Return :meth:`both_times_ns` from the amounts of :func:`.work_of`, where times need no keys."""
@@ -240,6 +262,11 @@ class OperatorCosting:
             n_bytes = self._updated_bytes(op, interface.results[0], moved)
             return WorkItem(op.type, op.result.dtype, 0, n_bytes) if n_bytes else None
         flops = round(rule.flops_per_point * local_points(rule, config))
+        if op.type == VALUE_SHAPED:
+            n_gradients = sum((op.name, position) in self.backward.gradients for position, _ in op.operands)
+            inside = op.attrs[BODY]
+            flops, moved = int(inside.inside_flops), moved + 2 * int(inside.inside_bytes)
+            moved_back = 2 * moved if n_gradients else 0
         by_rows = op.name in self.graph.lookup_operators
         return work_of(op, rule, config, interface, (flops, moved, moved_back), self.backward.gradients, by_rows)
 

@@ -61,12 +61,14 @@ class Definition:
         inputs: the names of the placeholders of its operands.
         outputs: the names of its results.
         inside_bytes: the most that the tensors inside take.
+        inside_flops: the most that the operators inside do.
     """
 
     graph: bytes
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     inside_bytes: int
+    inside_flops: int
 
     def __repr__(self) -> str:
         return hashlib.sha256(repr((self.graph, self.inputs, self.outputs)).encode()).hexdigest()[:16]

@@ -114,7 +114,7 @@ def test_operators_cost_their_share_in_a_micro_batch() -> None:
     """Each keeps the n-th part of a tensor; what all take is what the whole takes, and what each has for itself n times."""
     mesh = HARDWARE.mesh(2)
     whole, per_micro_batch = (costing_of(lenet().in_micro_batches(n), HARDWARE, mesh) for n in (1, 4))
-    n_sliced = 0
+    n_sliced = n_sums = 0
     for op in lenet().graph.step_operators:
         of_micro_batch, config = per_micro_batch.graph.operators[op.name], Config.unsplit(mesh)
         rules = rule_of(op), rule_of(of_micro_batch)
@@ -130,11 +130,14 @@ def test_operators_cost_their_share_in_a_micro_batch() -> None:
         if per_micro_batch.graph.n_runs(op.result.name) == 1:
             assert memory[0] == memory[1] and time_ns[0] == time_ns[1]
             continue
-        n_sliced += 1
         is_fed = op.type == "Placeholder"
         assert memory[0] == (1 if is_fed else 4) * memory[1]
-        assert time_ns[1] >= time_ns[0] - 4 and time_ns[1] % 4 == 0
-    assert n_sliced > 10
+        operands = per_micro_batch.accumulated(of_micro_batch)
+        sums = per_micro_batch.accumulating_ns(of_micro_batch, interfaces[1])
+        assert sums == 3 * sum(round(3e9 * each.mem_bytes / HARDWARE.device.memory_bytes_per_s) for _, each in operands)
+        assert time_ns[1] - sums >= time_ns[0] - 4 and (time_ns[1] - sums) % 4 == 0
+        n_sliced, n_sums = n_sliced + 1, n_sums + len(operands)
+    assert n_sliced > 10 and n_sums == sum(op.type == "Variable" for op in lenet().graph.operators.values())
 
 
 def test_accumulators_are_charged_where_a_copy_has_another_layout() -> None:

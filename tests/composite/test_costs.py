@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tensorflow as tf
 from composite import models
 from composite.models import BATCH, UNITS
 from helpers import zoo
 
 from tensoropt.costs.operator_costs import OperatorCosting
 from tensoropt.costs.resharding_costs import ReshardingCosting
+from tensoropt.frontend.control_flow.value_shaped import _most_inside
 from tensoropt.ir.graph import Operator
 from tensoropt.lowering.gradient_analysis import analyse
 from tensoropt.profiling.work import WorkItem
@@ -69,6 +71,17 @@ def test_a_custom_gradient_costs_its_backward_pass_and_keeps_what_it_reads() -> 
     assert {op.inputs[i].name for i in op.attrs["form"].reads if i} <= costing.saved
     # Products with the scale, with x and with 0, a sum of two, the sum over the batch, and a product of rows.
     assert time == 5 * elements + UNITS
+
+
+def test_a_conditional_costs_its_most_expensive_branch() -> None:
+    @tf.function
+    def chosen(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        return tf.cond(x[0, 0] > 0, lambda: x @ w @ w, lambda: x + 1.0)
+
+    graph = chosen.get_concrete_function(tf.TensorSpec([8, 40]), tf.TensorSpec([40, 40])).graph
+    n_bytes, flops = _most_inside([op for op in graph.get_operations() if op.type == "StatelessIf"], 1)
+    assert 2 * 2 * 8 * 40 * 40 <= flops <= 1.1 * 2 * 2 * 8 * 40 * 40
+    assert 3 * 8 * 40 * 4 <= n_bytes <= 6 * 8 * 40 * 4
 
 
 def test_the_backward_pass_of_a_body() -> None:

@@ -13,6 +13,8 @@ from pipeline.staged import random_cuts
 from tensoropt.common.errors import InputError
 from tensoropt.profiling.hardware import Hardware, LinkLevel, Origin, named
 from tensoropt.program.schedule import StepOrder
+from tensoropt.rules.registry import rule_of
+from tensoropt.rules.rule import Config, interface_of
 from tensoropt.search.frontiers.find_frontier import ModelFrontier
 from tensoropt.search.request import Request, searched
 from tensoropt.search.stages.cuts import MOST_PLACES, Cut, _Places, balanced
@@ -22,7 +24,6 @@ from tensoropt.search.stages.times import (
     OperatorTimes,
     PassTimes,
     TimesBySize,
-    beside,
     estimated_us,
     messages,
     step_us,
@@ -154,12 +155,15 @@ def test_gradients_of_variables_are_late_where_ranks_run_in_order() -> None:
     in_order = replace(hardware, measured=Origin("2026-11-26", "2.21.0", 1))
     assert all(each.late == 0.0 for each in times_of(model, hardware).of.values())
     times = times_of(model, in_order)
-    products = {op.name: op for op in model.graph.operators.values() if op.type == "MatMul"}
-    shares = {name: times.of[name].late / times.of[name].backward for name in products}
-    # The first product's backward pass is for its weights alone, since a batch has no gradient.
-    assert list(shares.values()) == pytest.approx([1.0] + [0.5] * (len(shares) - 1))
+    products, shares = [op for op in times.graph.operators.values() if op.type == "MatMul"], []
+    for op in products:
+        config = Config.unsplit(times.costing.reshardings.mesh)
+        adding_us = times.costing.accumulating_ns(op, interface_of(rule_of(op), config)) / 1e3 / N
+        shares.append((times.of[op.name].late - adding_us) / (times.of[op.name].backward - adding_us))
+    # The first product's backward pass is for its weights alone, since a batch has no gradient. Sums are late in all.
+    assert shares == pytest.approx([1.0] + [0.5] * (len(shares) - 1))
     stages = Stages(model, ("Tanh",))
-    others = beside(stages, in_order, blocks_of((1, 1)), (times, times))
+    others = messages(stages, in_order, blocks_of((1, 1)), N)
     every = [each + other for each, other in zip(works(stages, (times, times)), others, strict=True)]
     assert all(0.0 < each.late < each.backward for each in every[1:])
 

@@ -34,7 +34,7 @@ from tensoropt.search.stages import memory as stage_memory
 from tensoropt.search.stages.memory import StageCosts, ends_of, is_divided, needed_bytes
 from tensoropt.search.stages.points import SearchedStages
 from tensoropt.search.stages.submeshes import blocks_of
-from tensoropt.search.stages.times import OperatorTimes, beside, transfers, works
+from tensoropt.search.stages.times import OperatorTimes, messages, transfers, works
 
 
 @cache
@@ -173,7 +173,7 @@ def test_no_other_cut_is_below_the_bound(name: str) -> None:
         parts = [find_frontier(each, asked.hardware, 2, micro_batches=4, budget=Budget(seconds=0)) for each in stages.models]
         of_cut = SearchedStages(
             stages, blocks_of((2, 2)), tuple(parts), 4, "1f1b", tuple(works(stages, [times] * 2)),
-            tuple(beside(stages, asked.hardware, blocks_of((2, 2)), [times] * 2)),
+            tuple(messages(stages, asked.hardware, blocks_of((2, 2)), 4)),
             transfers(stages, asked.hardware, blocks_of((2, 2)), 4), 0.0,
         )  # fmt: skip
         assert min(each.time_us.min(initial=np.inf) for each in of_cut.combinations) >= found.searched[-1].bound_us > 0

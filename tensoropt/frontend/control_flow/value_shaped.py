@@ -28,6 +28,7 @@ from .body_builder import LOOPS, Collector, OuterImporter
 
 _LEFT_OUT = ("Assert", "Print", "PrintV2")
 _HANDLES = (tf.resource, tf.variant)
+_GIVEN = ("Placeholder", "Const")
 # They may have unknown shapes before they are imported: a loop's results are known from its body's.
 _NEVER_FIRST = (*LOOPS, "Placeholder", "PlaceholderWithDefault", "FusedBatchNormV3", "TensorListStack", "TensorListGetItem")
 
@@ -144,7 +145,7 @@ def import_group(group: Group, outside: OuterImporter) -> Operator:
     Raises:
         InputError: a tensor whose shape depends on values leaves the group, or an operator can't be in one.
     """
-    first, inside = group.operators[0], {op.name for op in group.operators}
+    first = group.operators[0]
     for op in group.operators:
         if _does_more(op) or not op.outputs:
             raise InputError(
@@ -170,19 +171,47 @@ def import_group(group: Group, outside: OuterImporter) -> Operator:
     results = tuple(outside.known(tensor) for tensor in group.results)
     outputs = collector.copy(group.results)
     bound = max((math.prod(operand.shape) for operand in operands), default=1)
-    inside_bytes = sum(
-        math.prod(bound if extent is None else extent for extent in tensor.shape) * tensor.dtype.size
-        for op in group.operators
-        for tensor in op.outputs
-        if tensor.dtype not in _HANDLES and tensor.shape.rank is not None and tensor.op.name in inside
-    )
     definition = Definition(
         _named_by_content(collector.graph.as_graph_def()).SerializeToString(deterministic=True),
         tuple(tensor.name for tensor in placeholders),
         tuple(tensor.name for tensor in outputs),
-        inside_bytes,
+        *_most_inside(group.operators, bound),
     )
     return Operator(first.name, VALUE_SHAPED, tuple(operands), results, {}, {BODY: definition}, source=outside.line(first))
+
+
+def _most_inside(ops: Iterable[tf.Operation], bound: int) -> tuple[int, int]:
+    """Return the most bytes that operators make, and the most flops that they do: of a conditional, in any of its branches.
+
+    Args:
+        bound: the most elements along a dimension whose extent isn't known.
+    """
+    n_bytes = flops = 0
+    for op in ops:
+        if op.type in CONDITIONALS:
+            functions = (function_graph(op, each.name) for each in _references(op.node_def))
+            branches = [_most_inside(each.get_operations(), bound) for each in functions]
+            n_bytes, flops = n_bytes + max(each[0] for each in branches), flops + max(each[1] for each in branches)
+        for tensor in op.outputs if op.type not in _GIVEN else ():
+            if tensor.dtype not in _HANDLES and tensor.shape.rank is not None:
+                n_elements = _n_elements(tensor, bound)
+                n_bytes += n_elements * tensor.dtype.size
+                flops += n_elements * (2 * _n_summed(op, bound) if tensor.dtype.is_floating else 1)
+    return n_bytes, flops
+
+
+def _n_summed(op: tf.Operation, bound: int) -> int:
+    """Return how many products an operator adds up for an element of its result."""
+    if op.type.startswith(("Conv2D", "Conv3D")):
+        return _n_elements(op.inputs[1], bound) // (op.inputs[1].shape[-1] or 1)
+    if "MatMul" not in op.type or not op.inputs[0].shape.rank:
+        return 1
+    is_transposed = any(name in op.node_def.attr and op.get_attr(name) for name in ("transpose_a", "adj_x"))
+    return op.inputs[0].shape[-2 if is_transposed else -1] or bound
+
+
+def _n_elements(tensor: tf.Tensor, bound: int) -> int:
+    return math.prod(bound if extent is None else extent for extent in tensor.shape)
 
 
 def _does_more(op: tf.Operation) -> bool:

@@ -13,7 +13,7 @@ from ..frontiers.find_frontier import ModelFrontier
 from ..stages.memory import StageCosts, needed_bytes
 from ..stages.placement import of_stage
 from ..stages.points import SearchedStages
-from ..stages.times import beside, transfers, works
+from ..stages.times import messages, transfers, works
 from .alike_stages import AlikeStages
 from .candidate import Candidate, Cutting, least_bytes
 
@@ -52,7 +52,7 @@ def search_cut(
         n,
         candidate.schedule,
         tuple(works(stages, times)),
-        tuple(beside(stages, hardware, cut.blocks, times)),
+        tuple(messages(stages, hardware, cut.blocks, n)),
         transfers(stages, hardware, cut.blocks, n),
         bound_us,
     )

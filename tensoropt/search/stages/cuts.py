@@ -364,7 +364,7 @@ def _time_up_to(graph: Graph, names: Sequence[str], used_first: Sequence[list[st
     n, own_us = graph.n_micro_batches, [0.0]
     for name, variables in zip(names, used_first, strict=True):
         time_us = times.of[name].total(n) if name in times.of else 0.0
-        own_us.append(time_us + sum(times.of[each].total(n) + n * times.adding_us[each] for each in variables))
+        own_us.append(time_us + sum(times.of[each].total(n) for each in variables))
     return np.cumsum(own_us)
 
 

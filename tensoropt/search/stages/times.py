@@ -1,6 +1,6 @@
 """Predict how long stages take for their passes: operators, what messages take of a rank's own cores, and what runs once.
 
-    forward, backward   of a micro-batch: operators (:func:`works`), messages and sums of gradients (:func:`beside`)
+    forward, backward   of a micro-batch: operators (:func:`works`) and messages (:func:`messages`)
     before, after       once a step: lookups that run ahead and what is sent with them; updates of variables
     transfer            :func:`transfers`: how long what is sent is on its way, beside the passes
     all of it           :func:`step_us`
@@ -22,11 +22,10 @@ import numpy as np
 
 from ...costs.config_costs import times_of_configs
 from ...costs.model_costs import costing_of
-from ...costs.resharding_costs import shard_bytes
 from ...ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator
 from ...profiling.hardware import Hardware
 from ...profiling.hardware_costs import Link, link_between
-from ...profiling.work import NOTHING_KNOWN, MeasuredOperators, WorkItem
+from ...profiling.work import NOTHING_KNOWN, MeasuredOperators
 from ...program.deferral import has_separate_gradients
 from ...program.fast_makespan import fast_makespan
 from ...program.schedule import ONE_FORWARD_ONE_BACKWARD, StepOrder, Times, of_submeshes, tried_orders
@@ -141,31 +140,32 @@ class OperatorTimes:
         self._mesh, self.n_devices = mesh, mesh.n_devices
         self.costing = costing_of(model, hardware, mesh, known)
         self.sends_early = runs_in_order(hardware)
-        self._fastest_ns: dict[tuple[object, ...], tuple[int, int]] = {}
-        self._least_bytes: dict[tuple[object, ...], int] = {}
+        self._fastest_ns: dict[tuple[object, ...], tuple[int, int, int]] = {}
         computing = (op for op in self.graph.step_operators if op.type not in (PLACEHOLDER, CONSTANT) and op.outputs)
         self.of: Mapping[str, PassTimes] = {op.name: self._of(op) for op in computing}
-        self.adding_us: Mapping[str, float] = {op.name: self._adding_us(op) for op in self.graph.variables}
 
     def _of(self, op: Operator) -> PassTimes:
-        all_us, backward_us = (time_ns / 1e3 / self.graph.n_runs(op.result.name) for time_ns in self._in_fastest_config(op))
+        n_runs = self.graph.n_runs(op.result.name)
+        all_us, backward_us, adding_us = (time_ns / 1e3 / n_runs for time_ns in self._in_fastest_config(op))
         if op.type == VARIABLE:
             return PassTimes(after=all_us)
-        parameters_us = backward_us * self._share_of_parameters(op)
+        parameters_us = adding_us + (backward_us - adding_us) * self._share_of_parameters(op)
         late_us = parameters_us if self.sends_early else 0.0
         return PassTimes(all_us - backward_us, backward_us, late=late_us, parameters=parameters_us)
 
-    def _in_fastest_config(self, op: Operator) -> tuple[int, int]:
-        """Return the time of an operator in its fastest config, and that of its backward pass, in nanoseconds.
+    def _in_fastest_config(self, op: Operator) -> tuple[int, int, int]:
+        """Return the time of an operator in its fastest config, that of its backward pass, and of sums of gradients in it.
 
-        They are found once for operators that are alike, such as those of equal layers.
+        They are nanoseconds, found once for operators that are alike, such as those of equal layers.
         """
         rule = rule_of(op)
         signature = self.costing.signature(op, rule)
         if signature not in self._fastest_ns:
-            compute_ns, backward_ns = times_of_configs(self.costing, op, ConfigArrays.of(rule, configs(rule, self._mesh)))
+            every = configs(rule, self._mesh)
+            compute_ns, backward_ns = times_of_configs(self.costing, op, ConfigArrays.of(rule, every))
             fastest = int(compute_ns.argmin())
-            self._fastest_ns[signature] = int(compute_ns[fastest]), int(backward_ns[fastest])
+            adding_ns = self.costing.accumulating_ns(op, interface_of(rule, every[fastest]))
+            self._fastest_ns[signature] = int(compute_ns[fastest]), int(backward_ns[fastest]), adding_ns
         return self._fastest_ns[signature]
 
     def _share_of_parameters(self, op: Operator) -> float:
@@ -174,20 +174,6 @@ class OperatorTimes:
             return 0.0
         gradients = [tensor.name for i, tensor in op.operands if (op.name, i) in self.costing.backward.gradients]
         return sum(name in self.graph.made_of_variables for name in gradients) / max(1, len(gradients))
-
-    def _adding_us(self, op: Operator) -> float:
-        """Return the time to add a micro-batch's gradient of a variable to those before, on average over micro-batches."""
-        n, result = self.graph.n_micro_batches, op.result
-        if n == 1 or op.name not in self.graph.updates or op.name in self.graph.lookups:
-            return 0.0
-        rule = rule_of(op)
-        signature = self.costing.signature(op, rule)
-        if signature not in self._least_bytes:
-            layouts = (interface_of(rule, config).results[0] for config in configs(rule, self._mesh))
-            self._least_bytes[signature] = min(shard_bytes(result, layout) for layout in layouts)
-        n_bytes = self._least_bytes[signature]
-        work = WorkItem("AddV2", result.dtype, n_bytes // result.item_bytes, 3 * n_bytes)
-        return self.costing.compute.time_ns(work) / 1e3 * (n - 1) / n
 
 
 class TimesBySize:
@@ -318,17 +304,6 @@ def messages(stages: Stages, hardware: Hardware, blocks: Sequence[Block], n_micr
     return found
 
 
-def beside(stages: Stages, hardware: Hardware, blocks: Sequence[Block], times: Sequence[OperatorTimes]) -> list[PassTimes]:
-    """Return what each stage does beside its operators: its messages, and the sums of gradients over micro-batches."""
-    sums = []
-    for members, early, of_stage in zip(stages.members, stages.early, times, strict=True):
-        adding_us = sum(each for name, each in of_stage.adding_us.items() if name in members)
-        late_us = adding_us if of_stage.sends_early or early else 0.0
-        sums.append(PassTimes(backward=adding_us, late=late_us, parameters=adding_us))
-    found = messages(stages, hardware, blocks, times[0].graph.n_micro_batches)
-    return [of_messages + adding for of_messages, adding in zip(found, sums, strict=True)]
-
-
 def estimated_us(
     stages: Stages,
     hardware: Hardware,
@@ -346,7 +321,7 @@ def estimated_us(
         again_us: for each stage what its backward passes take longer, of all micro-batches; without it nothing.
     """
     n = times[0].graph.n_micro_batches
-    others = beside(stages, hardware, blocks, times)
+    others = messages(stages, hardware, blocks, n)
     found = [work + other for work, other in zip(works(stages, times), others, strict=True)]
     if again_us:
         found = [each + PassTimes(backward=more / n) for each, more in zip(found, again_us, strict=True)]
