@@ -11,11 +11,9 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from types import ModuleType
 
 from .errors import InputError
+from .imports import around_import
 from .launched import launched_as
 from .progress import Display
 from .streams import open_closed_streams
@@ -51,25 +49,9 @@ def watch_import() -> None:
     if "tensorflow" in sys.modules:
         _say(untried_versions())
     elif importlib.util.find_spec("tensorflow") is not None:
-        sys.meta_path.insert(0, _Finder())
+        around_import("tensorflow", _first_import)
     elif os.path.basename("".join(sys.argv[:1])) not in _COMMANDS:
         _say([MISSING])
-
-
-class _Finder(MetaPathFinder):
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(fullname, path) if fullname == "tensorflow" else None
-        if spec is not None and isinstance(spec.loader, SourceFileLoader):
-            spec.loader = _Loader(spec.loader.name, spec.loader.path)
-        return spec
-
-
-class _Loader(SourceFileLoader):
-    def exec_module(self, module: ModuleType) -> None:
-        sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
-        with _quiet():
-            super().exec_module(module)
-        _say(untried_versions())
 
 
 def _say(sentences: Sequence[str]) -> None:
@@ -80,6 +62,13 @@ def _say(sentences: Sequence[str]) -> None:
 
 def _is_first() -> bool:
     return (launched_as() or (0, None))[0] == 0
+
+
+@contextlib.contextmanager
+def _first_import() -> Iterator[None]:
+    with _quiet():
+        yield
+    _say(untried_versions())
 
 
 @contextlib.contextmanager

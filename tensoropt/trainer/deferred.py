@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from .capture.objective import has_own_step, that_takes_labels
 from .capture.signature import PARTS, Signature, Structure, check_dense, labels_for, left_open_by, part_of, symbolic
 from .data.batch_shares import matched, planned_weight
 from .runs import check_fits
+from .variables.same_values import digest
 
 
 def completed(expected: Signature, seen: Structure, model: keras.Model, loss: Any, batch_size: int | None) -> Signature:
@@ -136,8 +136,7 @@ class Deferred:
         return [(each, each.numpy()) for each in changed]
 
     def _contents(self) -> dict[int, bytes]:
-        values = ((id(each), np.ascontiguousarray(each.numpy())) for each in self.model.variables)
-        return {key: hashlib.blake2b(value.tobytes(), digest_size=16).digest() for key, value in values}
+        return {id(each): digest(each.numpy()) for each in self.model.variables}
 
     def capture(self, seen: Structure) -> None:
         """Capture the model for batches like one that was seen.

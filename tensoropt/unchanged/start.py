@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from ..common.errors import InputError
+from ..common.imports import around_import
 from ..common.progress import Display
 from ..runtime.ranks import Processes, current_processes, install_error_handling
 from .effects import share_seed, share_streams
-from .imports import after_import
 
 TENSORFLOW = "tensorflow"
-NEEDED = (TENSORFLOW, "keras")
+KERAS = "keras"
 _started: dict[str, Any] | None = None
 
 
@@ -38,7 +40,10 @@ def start(options: Mapping[str, Any]) -> Processes:
         Display(processes.rank == 0).say("TF_CONFIG is left aside: ranks know each other by MPI")
     seed = share_seed(processes)
     share_streams(processes)
-    after_import(NEEDED, lambda: _begin(seed))
+    if KERAS in sys.modules:
+        _begin(seed)
+    else:
+        around_import(KERAS, partial(_beginning, seed))
     return processes
 
 
@@ -48,8 +53,14 @@ def has_trained() -> bool:
     return (live is not None and live.Live.count > 0) or (session is not None and session._current is not None)
 
 
+@contextmanager
+def _beginning(seed: int) -> Iterator[None]:
+    yield
+    _begin(seed)
+
+
 def _begin(seed: int) -> None:
-    """Hand models over, once TensorFlow and Keras are imported."""
+    """Hand models over, once Keras is imported, and TensorFlow by it."""
     import keras
 
     _check_backend(keras.backend.backend())

@@ -4,6 +4,7 @@
 |---|---|
 | calls a ``tf.function`` that applies an optimizer, or takes gradients of Keras's variables and assigns | a training step |
 | calls one that takes gradients and assigns to nothing, to look at them | it runs as it is, on each rank |
+| gives a step an iterator, of which it takes one batch | a training step, whose batch is read before it |
 | applies an optimizer outside of a ``tf.function`` | it is refused: every rank would train on the whole batch |
 
 A step is found while TensorFlow traces it, which is given up then; TensorOpt captures the function instead.
@@ -41,6 +42,37 @@ IS_HANDED: ContextVar[bool] = ContextVar("tensoropt_is_handed", default=False)
 _is_traced: ContextVar[bool] = ContextVar("tensoropt_is_traced", default=False)
 _is_asked: ContextVar[bool] = ContextVar("tensoropt_is_asked", default=False)
 _STEPS = "_tensoropt_steps"
+
+
+class _OneBatch:
+    """What a step has in place of an iterator: one batch, read before the step. It is a structure of ``tf.nest``."""
+
+    def __init__(self, batch: Any) -> None:
+        self._batches, self._graph = [batch], tf.compat.v1.get_default_graph()
+
+    def __next__(self) -> Any:
+        if not self._batches or tf.compat.v1.get_default_graph() is not self._graph:
+            raise _reads_dataset()
+        return self._batches.pop()
+
+    get_next = __next__
+
+    def __iter__(self) -> Any:
+        raise _reads_dataset()
+
+    def __tf_flatten__(self) -> tuple[Any, Any]:
+        return (), tuple(self._batches)
+
+    @classmethod
+    def __tf_unflatten__(cls, metadata: Any, components: Any) -> Any:
+        return cls(*components)
+
+
+def _reads_dataset() -> InputError:
+    return InputError(
+        f"a training step reads a dataset itself ({running_line()}), so that every rank would train on the whole batch; "
+        "take one batch of an iterator in it, or write for x, y in dataset: step(x, y) outside of it"
+    )
 
 
 @contextmanager
@@ -175,24 +207,27 @@ def _run(function: Any, arguments: Any, named: Any, options: TrainingOptions) ->
         InputError: the step can't be captured.
     """
     leaves = tf.nest.flatten((arguments, named))
-    if any(isinstance(leaf, (tf.data.Dataset, tf.data.Iterator)) for leaf in leaves):
-        raise InputError(
-            f"a training step reads a dataset itself ({running_line()}), so that every rank would train on the whole batch; "
-            "write for x, y in dataset: step(x, y) outside of it, and have @tf.function on step alone"
+    if any(isinstance(leaf, tf.data.Dataset) for leaf in leaves):
+        raise _reads_dataset()
+    has_iterators = any(isinstance(leaf, tf.data.Iterator) for leaf in leaves)
+    if has_iterators:
+        arguments, named = tf.nest.map_structure(
+            lambda leaf: _OneBatch(leaf.get_next()) if isinstance(leaf, tf.data.Iterator) else leaf, (arguments, named)
         )
+        leaves = tf.nest.flatten((arguments, named))
     fixed = {k: leaf for k, leaf in enumerate(leaves) if not isinstance(leaf, (tf.Tensor, np.ndarray, np.generic))}
     key = tuple((k, leaf if isinstance(leaf, (int, float, str, bytes)) else id(leaf)) for k, leaf in fixed.items())
     steps: dict[Any, StepFunction] = vars(function)[_STEPS]
     if key not in steps:
         step = function.python_function
-        if fixed or named:
+        if fixed or named or has_iterators:
             step = _with_fixed(step, arguments, named, fixed)
         models = [each for each in gc.get_objects() if issubclass(type(each), keras.Model)]
         objective = StepObjective(step, [each for each in models if not isinstance(each, KerasObjective)])
         size = next((leaf.shape[0] for leaf in leaves if len(getattr(leaf, "shape", ()))), 1)
         steps[key] = started_step(objective, None, int(size), options, ScriptStep)
     tensors = [leaf for k, leaf in enumerate(leaves) if k not in fixed]
-    return steps[key](*(tensors if fixed or named else arguments))
+    return steps[key](*(tensors if fixed or named or has_iterators else arguments))
 
 
 def _with_fixed(step: Callable[..., Any], arguments: Any, named: Any, fixed: dict[int, Any]) -> Callable[..., Any]:

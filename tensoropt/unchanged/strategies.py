@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
 from ..common.errors import InputError
 from ..common.progress import Display
@@ -23,6 +24,15 @@ def answer_strategies() -> None:
             if hasattr(module, name):
                 answer = _default if name in MIRRORED else _refused
                 setattr(module, name, type(name, (getattr(module, name),), {"__new__": answer}))
+    kind = type(tf.distribute.get_strategy())
+    run, as_function = kind.run, cache(tf.function)
+
+    def run_as_function(strategy: Any, fn: Any, *arguments: Any, **named: Any) -> Any:
+        """Run what each replica does as a ``tf.function``, which may be a training step."""
+        is_step = current_processes().size > 1 and tf.executing_eagerly() and not isinstance(fn, Function)
+        return run(strategy, as_function(fn) if is_step else fn, *arguments, **named)
+
+    kind.run = run_as_function
 
 
 def _default(kind: type, *arguments: Any, **named: Any) -> Any:

@@ -292,7 +292,13 @@ def a_strategy_that_runs_steps(folder: Path) -> Iterator[Any]:
 
     for _ in range(2):
         yield [step(x, y) for x, y in strategy.experimental_distribute_dataset(batches())], float(accuracy.result())
-    yield [strategy.run(tf.function(of_replica), args=batch) for batch in batches().take(1)], model(X)
+
+    @tf.function
+    def step_of(iterator: Any) -> Any:
+        return strategy.run(of_replica, args=next(iterator))
+
+    iterator = iter(strategy.experimental_distribute_dataset(batches()))
+    yield [step_of(iterator) for _ in range(3)], [strategy.run(of_replica, batch) for batch in batches()], model(X)
 
 
 @habit

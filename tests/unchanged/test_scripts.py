@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
-from helpers.mpirun import child_environment, run_command, run_ranks
+from helpers.mpirun import child_environment, forked, run_command, run_ranks
 
 from tensoropt.common.errors import InputError
+from tensoropt.common.imports import around_import
 from tensoropt.runtime.ranks import Processes
 from tensoropt.tools.cli.ranks_by_default import ranks_by_default
 from tensoropt.tools.cli.run import _is_for_ranks
@@ -93,6 +96,13 @@ def test_what_a_script_prints_writes_and_leaves_with_is_once(tmp_path: Path, mon
     assert done.stderr.count("TF_CONFIG is left aside") == 1
 
 
+def test_one_rank_leaves_a_model_that_asks_for_xla_to_keras(tmp_path: Path) -> None:
+    fit = "model.compile('sgd', 'mse', jit_compile=True)\nprint(model.fit(x, x[:, 2:], verbose=0).history)"
+    done = run(tmp_path, f"import keras\nkeras.utils.set_random_seed(1)\nx = keras.ops.eye(4)\n{MODEL}{fit}", n_ranks=1)
+    assert done.stdout == run_command([sys.executable, *forked(tmp_path / "train.py")], timeout=60).stdout != "", done.stderr
+    assert done.stderr.count("compiles a model with jit_compile=True: Keras trains the model itself") == 1
+
+
 OWN_LOOP = """
 import tensorflow as tf
 def step(x):
@@ -106,11 +116,11 @@ OWN_EPOCH = """
 import tensorflow as tf
 @tf.function
 def epoch(data):
-    for x in data:
+    for _ in tf.range(2):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(model(x) ** 2)
+            loss = tf.reduce_sum(model(next(data)) ** 2)
         model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
-epoch(tf.data.Dataset.from_tensors(tf.ones([8, 4])))
+epoch(iter(tf.data.Dataset.from_tensors(tf.ones([8, 4])).repeat()))
 """
 
 
@@ -149,6 +159,15 @@ def test_what_cant_be_trained_on_ranks_ends_with_its_line(source: str, code: int
 def test_a_script_that_was_written_for_ranks_is_told_by_its_imports(source: str, is_for_ranks: bool, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(source)
     assert _is_for_ranks(tmp_path / "train.py") == is_for_ranks
+
+
+def test_a_module_that_was_looked_for_is_noticed_when_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sought.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    around = MagicMock()
+    around_import("sought", around)
+    assert importlib.util.find_spec("sought") is not None and not around.called
+    assert importlib.import_module("sought") and around.call_count == 1
 
 
 def test_streams_are_shared(capsys: pytest.CaptureFixture[str]) -> None:

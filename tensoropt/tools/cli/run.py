@@ -209,20 +209,16 @@ def _is_for_ranks(file: Path | None) -> bool:
     """
     if file is None:
         return False
-    tree = ast.parse(file.read_bytes(), str(file))
-    packages: set[str] = set()
-    used: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            packages |= {each.name.partition(".")[0] for each in node.names}
-            for each in node.names:
-                if each.name.partition(".")[0] == "tensoropt":
-                    used |= _attributes(tree, each.asname or each.name) or {each.name}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            package, _, rest = node.module.partition(".")
-            packages.add(package)
-            if package == "tensoropt":
-                used |= {rest} if rest else {each.name for each in node.names}
+    nodes = list(ast.walk(ast.parse(file.read_bytes(), str(file))))
+    imported = {each.name: each.asname or each.name for node in nodes if isinstance(node, ast.Import) for each in node.names}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            imported |= {f"{node.module}.{each.name}": "" for each in node.names}
+    packages = {name.partition(".")[0] for name in imported}
+    used = {name.split(".")[1] for name in imported if name.startswith("tensoropt.")}
+    own = imported.get("tensoropt")
+    used |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == own}
+    used = used or packages & {"tensoropt"}
     if "mpi4py" in packages or not used <= ALSO_UNCHANGED:
         return True
     if "horovod" in packages:
@@ -230,12 +226,6 @@ def _is_for_ranks(file: Path | None) -> bool:
             f"'{file}' imports horovod, which starts ranks of its own; leave horovod out of it, or run it by horovodrun"
         )
     return False
-
-
-def _attributes(tree: ast.AST, name: str) -> set[str]:
-    """Return the attributes of a name that a program uses."""
-    attributes = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
-    return {each.attr for each in attributes if isinstance(each.value, ast.Name) and each.value.id == name}
 
 
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:
