@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 from .layout import Shape
+from .summing import Array
 
 Bounds = tuple[tuple[int, int], ...]
 Slices = tuple[slice, ...]
@@ -17,6 +21,15 @@ def intersection(first: Bounds, second: Bounds) -> Bounds:
 def relative(bounds: Bounds, frame: Bounds) -> Slices:
     """Return the slices that select a box from an array that holds the box ``frame``."""
     return tuple(slice(start - origin, end - origin) for (start, end), (origin, _) in zip(bounds, frame, strict=True))
+
+
+def packed(parts: Sequence[Array], buffer: Array) -> list[Array]:
+    """Return C-contiguous copies of the parts, one after the other in a flat buffer."""
+    ends = accumulate(part.size for part in parts)
+    places = [buffer[end - part.size : end].reshape(part.shape) for part, end in zip(parts, ends, strict=True)]
+    for place, part in zip(places, parts, strict=True):
+        place[...] = part
+    return places
 
 
 def extents(bounds: Bounds) -> Shape:

@@ -191,8 +191,8 @@ def _between_ends(steps: StepTimes, weighted: Weighted, states: Sequence[State],
     One step leads from such a state into the graph, or from the graph to it.
     """
     outside = np.setdiff1d(np.arange(len(states)), inside).tolist()
-    leaving = [(i, *step) for i in outside for step in _steps_into(steps, weighted.graph, states[i], is_reversed=False)]
-    row, state, time_ns = np.array(leaving, np.int64).reshape(-1, 3).T
+    leaving = [(i, *step) for i in outside for step in steps_into(steps, weighted.graph, states[i], is_reversed=False)]
+    row, state, time_ns, _ = np.array(leaving, np.int64).reshape(-1, 4).T
     first = _Starts.at(numbers)
     starts = _Starts(
         len(states),
@@ -200,15 +200,15 @@ def _between_ends(steps: StepTimes, weighted: Weighted, states: Sequence[State],
         np.concatenate([first.state, state]),
         np.concatenate([first.time_ns, time_ns]),
     )
-    entering = [_steps_into(steps, weighted.graph, states[j], is_reversed=True) for j in outside]
-    near = [np.array([number for number, _ in each], np.int64) for each in entering]
+    entering = [steps_into(steps, weighted.graph, states[j], is_reversed=True) for j in outside]
+    near = [np.array([number for number, *_ in each], np.int64) for each in entering]
     wanted, index = np.unique(np.concatenate([numbers, *near]), return_inverse=True)
     columns = np.split(index.reshape(-1), np.cumsum([len(numbers), *map(len, near)])[:-1])
     searched = weighted.search(starts, wanted)
     times = np.empty((len(states), len(states)), np.int64)
     times[:, inside] = searched[columns[0]].T
     for j, each, column in zip(outside, entering, columns[1:], strict=True):
-        times[:, j] = (searched[column] + np.array([[time_ns] for _, time_ns in each])).min(axis=0)
+        times[:, j] = (searched[column] + np.array([[time_ns] for _, time_ns, _ in each])).min(axis=0)
     splits = np.array([[hash(axes) for axes in states[i].splits] for i in outside], np.int64).reshape(len(outside), -1)
     for i, j in np.argwhere((splits[:, None] != splits[None, :]).sum(axis=2) <= 2).tolist():
         source, target = outside[i], outside[j]
@@ -224,13 +224,15 @@ for _kind, _other in [("all_gather", "slice"), ("reduce_scatter", "pad"), ("all_
     _REVERSED |= {_kind: _other, _other: _kind}
 
 
-def _steps_into(steps: StepTimes, graph: LayoutGraph, state: State, is_reversed: bool) -> list[tuple[int, int]]:
-    """Return the states of the graph one step after ``state`` (before it if ``is_reversed``), each with the step's time."""
+def steps_into(steps: StepTimes, graph: LayoutGraph, state: State, is_reversed: bool) -> list[tuple[int, int, bool]]:
+    """Return the states of the graph one step after ``state``, or before it if ``is_reversed``.
+
+    Returns:
+        For each its number, the step's time, and whether the step is a collective.
+    """
     moves = list(steps.moves(state, graph.has_partial, graph.orders.runs))
     numbers = graph.number_of([move.target for move in moves]).tolist()
-    if not is_reversed:
-        return [(number, steps.time_ns(state, move)) for number, move in zip(numbers, moves, strict=True)]
-    back = (move._replace(kind=_REVERSED[move.kind], target=state) for move in moves)
-    return [
-        (number, steps.time_ns(move.target, reverse)) for number, move, reverse in zip(numbers, moves, back, strict=True)
-    ]
+    ways = [(state, move) for move in moves]
+    if is_reversed:
+        ways = [(move.target, move._replace(kind=_REVERSED[move.kind], target=state)) for move in moves]
+    return [(n, steps.time_ns(*way), way[1].kind in COMMUNICATING) for n, way in zip(numbers, ways, strict=True)]

@@ -21,6 +21,10 @@ class StepCosts(Protocol):
         """
         ...
 
+    def __hash__(self) -> int:
+        """Return a hash that is equal for equal costs: caches of times go by it."""
+        ...
+
 
 @runtime_checkable
 class ManyStepCosts(StepCosts, Protocol):

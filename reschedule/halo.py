@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .bounds import Bounds, Slices, extents, intersection, relative
+from .bounds import Bounds, Slices, extents, intersection, packed, relative
 from .layout import Axes, Layout, Shape, axes_text, block_bounds
 from .summing import Array
 
@@ -246,34 +246,35 @@ def _exchanges(window: Window, n_blocks: int) -> bool:
     return needed != kept
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
+class HaloSide:
+    """What a rank has on one side of a halo step: its block, or the frame under the windows of its results.
+
+    Attributes:
+        parts: for each member of the group, the part of the block that the member needs, or of the frame that the member
+            has; empty for the rank itself.
+        kept: the part that is in the block and in the frame.
+    """
+
+    shape: Shape
+    parts: tuple[Slices, ...]
+    kept: Slices
+
+
+@dataclass(frozen=True, slots=True)
 class RankHalo:
     """A halo step as one rank carries it out.
 
     Attributes:
-        own_parts: for each member of the group, the part of the rank's block that the member needs; empty for the rank
-            itself.
-        frame_parts: for each member of the group, the part of the rank's frame that the member has; empty for the rank
-            itself.
-        own_kept: the part of the rank's own block that the rank needs, as slices of the block.
-        frame_kept: the same part as slices of the frame.
-        margins: the parts of the frame that are filled.
+        margins: what is filled before parts arrive: around the tensor; on the way back all, since gradients are added.
     """
 
     kind: str
     axes: Axes
     fill: str
-    own_shape: Shape
-    frame_shape: Shape
-    own_parts: tuple[Slices, ...]
-    frame_parts: tuple[Slices, ...]
-    own_kept: Slices
-    frame_kept: Slices
+    before: HaloSide
+    after: HaloSide
     margins: tuple[Slices, ...]
-
-    @classmethod
-    def of(cls, step: HaloStep, shape: Shape, rank: int) -> RankHalo:
-        return _rank_halo(step, shape, rank)
 
     def pack(self, local: Array, communicator: Communicator | None = None) -> list[Array]:
         """Return the C-contiguous arrays to send, one per member, in the communicator's scratch memory where given.
@@ -281,51 +282,39 @@ class RankHalo:
         Raises:
             ValueError: ``local`` does not have the rank's shape before the step.
         """
-        parts = self.own_parts if self.kind == HALO else self.frame_parts
-        expected = self.own_shape if self.kind == HALO else self.frame_shape
-        if local.shape != expected:
-            raise ValueError(f"{self.kind} got a shard of shape {local.shape}, expected {expected}")
-        shapes = [local[part].shape for part in parts]
-        count = sum(map(math.prod, shapes))
+        if local.shape != self.before.shape:
+            raise ValueError(f"{self.kind} got a shard of shape {local.shape}, expected {self.before.shape}")
+        parts = [local[part] for part in self.before.parts]
+        count = sum(part.size for part in parts)
         buffer = np.empty(count, local.dtype) if communicator is None else communicator.scratch("send", count, local.dtype)
-        packed, start = [], 0
-        for part, part_shape in zip(parts, shapes, strict=True):
-            end = start + math.prod(part_shape)
-            packed.append(buffer[start:end].reshape(part_shape))
-            packed[-1][...] = local[part]
-            start = end
-        return packed
+        return packed(parts, buffer)
 
     def unpack(self, local: Array, received: Sequence[Array], out: Array | None = None) -> Array:
         """Return the rank's shard after the step, in ``out`` where given."""
         if out is None:
-            out = np.empty(self.frame_shape if self.kind == HALO else self.own_shape, local.dtype)
-        if self.kind == HALO:
-            for margin in self.margins:
-                out[margin] = fill_value(self.fill, local.dtype)
-            out[self.frame_kept] = local[self.own_kept]
-            for part, shard in zip(self.frame_parts, received, strict=True):
-                out[part] = shard
-        else:
-            out[...] = 0
-            out[self.own_kept] = local[self.frame_kept]
-            for part, shard in zip(self.own_parts, received, strict=True):
-                out[part] += shard
+            out = np.empty(self.after.shape, local.dtype)
+        for margin in self.margins:
+            out[margin] = fill_value(self.fill, local.dtype)
+        out[self.after.kept] = local[self.before.kept]
+        for part, shard in zip(self.after.parts, received, strict=True):
+            out[part] = shard if self.kind == HALO else out[part] + shard
         return out
+
+    def apply_local(self, local: Array) -> Array:
+        """Return the result of a step that communicates nothing."""
+        return self.unpack(local, ())
 
     def run(self, local: Array, communicator: Communicator) -> Array:
         """Carry out the step; the result is new memory."""
-        arriving = self.frame_parts if self.kind == HALO else self.own_parts
-        shapes = [tuple(part.stop - part.start for part in parts) for parts in arriving]
-        received: list[Array] = []
+        shapes = [tuple(part.stop - part.start for part in parts) for parts in self.after.parts]
+        received: Sequence[Array] = ()
         if shapes:
             sends = self.pack(local, communicator)
             count = sum(map(math.prod, shapes))
             joined = communicator.scratch("send", sum(send.size for send in sends), local.dtype)
             out = communicator.scratch("receive", count, local.dtype)
             received = communicator.all_to_all(self.axes, sends, shapes, out, joined)
-        result = communicator.empty(self.frame_shape if self.kind == HALO else self.own_shape, local.dtype)
-        return self.unpack(local, received, result)
+        return self.unpack(local, received, communicator.empty(self.after.shape, local.dtype))
 
 
 def fill_value(fill: str, dtype: npt.DTypeLike) -> Any:
@@ -337,25 +326,22 @@ def fill_value(fill: str, dtype: npt.DTypeLike) -> Any:
 
 
 @lru_cache(maxsize=65536)
-def _rank_halo(step: HaloStep, shape: Shape, rank: int) -> RankHalo:
+def rank_halo(step: HaloStep, shape: Shape, rank: int) -> RankHalo:
+    """Return the step, on a tensor of global ``shape``, as ``rank`` carries it out."""
     own, frame, real = step.layout.bounds(shape, rank), step.frame(shape, rank), step.real(shape, rank)
     group = step.layout.mesh.group(step.group_axes, rank) if step.communicates else ()
     nothing = tuple((start, start) for start, _ in own)
     sent = [nothing if m == rank else intersection(own, step.real(shape, m)) for m in group]
     got = [nothing if m == rank else intersection(step.layout.bounds(shape, m), real) for m in group]
     kept = intersection(own, real)
-    return RankHalo(
-        kind=step.kind,
-        axes=step.group_axes,
-        fill=step.fill,
-        own_shape=extents(own),
-        frame_shape=extents(frame),
-        own_parts=tuple(_within(box, own) for box in sent),
-        frame_parts=tuple(_within(box, frame) for box in got),
-        own_kept=_within(kept, own),
-        frame_kept=_within(kept, frame),
-        margins=_margins(_within(real, frame), extents(frame)),
+    of_block, of_frame = (
+        HaloSide(extents(whole), tuple(_within(box, whole) for box in parts), _within(kept, whole))
+        for whole, parts in ((own, sent), (frame, got))
     )
+    if step.kind == HALO:
+        margins = _margins(_within(real, frame), of_frame.shape)
+        return RankHalo(step.kind, step.group_axes, step.fill, of_block, of_frame, margins)
+    return RankHalo(step.kind, step.group_axes, ZERO, of_frame, of_block, ((slice(None),) * len(shape),))
 
 
 def _within(box: Bounds, frame: Bounds) -> Slices:

@@ -119,29 +119,16 @@ def _between(times: StepTimes, source: State, target: State, partial: bool, runs
     return search(times, source, target, partial, runs)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Priced:
-    """A cost model as a key of caches: each is equal to itself only."""
-
-    costs: StepCosts
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Priced) and other.costs is self.costs
-
-    def __hash__(self) -> int:
-        return id(self.costs)
-
-
 def _step_times(mesh: Mesh, shape: Shape, itemsize: int, costs: StepCosts) -> StepTimes:
-    return _times_of_axes(mesh, tuple((axis,) for axis in mesh.axes), shape, itemsize, _Priced(costs))
+    return _times_of_axes(mesh, tuple((axis,) for axis in mesh.axes), shape, itemsize, costs)
 
 
 def _unit_times(mesh: Mesh, shape: Shape, itemsize: int, costs: StepCosts) -> StepTimes:
-    return _times_of_axes(mesh, units(mesh), shape, itemsize, _Priced(costs))
+    return _times_of_axes(mesh, units(mesh), shape, itemsize, costs)
 
 
 @lru_cache(maxsize=128)
-def _times_of_axes(mesh: Mesh, moved: tuple[Axes, ...], shape: Shape, itemsize: int, priced: _Priced) -> StepTimes:
+def _times_of_axes(mesh: Mesh, moved: tuple[Axes, ...], shape: Shape, itemsize: int, costs: StepCosts) -> StepTimes:
     """Return the costs of moves of bundles of axes.
 
     Each bundle is numbered as one axis; a move costs what its axes together do.
@@ -149,15 +136,15 @@ def _times_of_axes(mesh: Mesh, moved: tuple[Axes, ...], shape: Shape, itemsize: 
 
     def ask(kind: str, numbers: Axes, elements: int) -> int:
         axes = tuple(axis for number in numbers for axis in moved[number])
-        return priced.costs.time_ns(kind, mesh, axes, elements * itemsize)
+        return costs.time_ns(kind, mesh, axes, elements * itemsize)
 
     def ask_all(kinds: Sequence[str], subsets: Sequence[Axes], elements: Ints) -> Ints:
         of_axes = [tuple(axis for number in numbers for axis in moved[number]) for numbers in subsets]
-        assert isinstance(priced.costs, ManyStepCosts)
-        return priced.costs.times_ns(kinds, mesh, of_axes, elements * itemsize)
+        assert isinstance(costs, ManyStepCosts)
+        return costs.times_ns(kinds, mesh, of_axes, elements * itemsize)
 
     sizes = tuple(mesh.size_of(axes) for axes in moved)
-    return StepTimes(sizes, shape, ask, ask_all if isinstance(priced.costs, ManyStepCosts) else None)
+    return StepTimes(sizes, shape, ask, ask_all if isinstance(costs, ManyStepCosts) else None)
 
 
 def _check(source: Layout, target: Layout, shape: Shape) -> None:

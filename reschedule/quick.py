@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .bounded_cache import BoundedCache
-from .bulk import Weighted
+from .bulk import Weighted, steps_into
 from .dijkstra import StepTimes, enumeration_order
 from .layout_graph import LayoutGraph, layout_graph
 from .orders import Ints, Mask, n_layouts, orders
@@ -152,16 +152,9 @@ class _Search:
         """Return the states of the graph one move before a state outside of it, or after, with the weights of the moves."""
         from . import path_kernels
 
-        graph, steps = self.graph, self.steps
-        others = list(dict.fromkeys(move.target for move in steps.moves(state, graph.has_partial, graph.orders.runs)))
-        near = {}
-        for other, number in zip(others, graph.number_of(others).tolist(), strict=True):
-            ends = (other, state) if is_target else (state, other)
-            move = move_between(*ends)
-            if move is not None:
-                ties = path_kernels.COLLECTIVE if move.kind in COMMUNICATING else path_kernels.LOCAL
-                near[number] = (steps.time_ns(ends[0], move) << path_kernels.TIE_BITS) + ties
-        return near
+        ties, bits = (path_kernels.LOCAL, path_kernels.COLLECTIVE), path_kernels.TIE_BITS
+        near = steps_into(self.steps, self.graph, state, is_target)
+        return {number: (time_ns << bits) + ties[communicates] for number, time_ns, communicates in near}
 
 
 @lru_cache(maxsize=16)

@@ -18,9 +18,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from .bounds import Slices, extents, intersection, relative
+from .bounds import Slices, extents, intersection, packed, relative
 from .communicator import Communicator
-from .halo import HaloStep, RankHalo
+from .halo import HaloStep, RankHalo, rank_halo
 from .layout import Axes, Shape, block_bounds
 from .path import Path
 from .steps import COMMUNICATING, Step
@@ -69,10 +69,13 @@ class RankStep:
         parts = [local[part] for part in self.send_slices]
         if self.send_in_place and local.flags.c_contiguous:
             return parts
-        return _packed(parts, np.empty(local.size, local.dtype) if buffer is None else buffer)
+        return packed(parts, np.empty(local.size, local.dtype) if buffer is None else buffer)
 
-    def unpack(self, received: Sequence[Array], out: Array | None = None) -> Array:
-        """Return the result of the step, made from the arrays that the members sent, in ``out`` where given."""
+    def unpack(self, local: Array, received: Sequence[Array], out: Array | None = None) -> Array:
+        """Return the result of the step, made from the arrays that the members sent, in ``out`` where given.
+
+        What the rank keeps of ``local`` is among these arrays, unlike in :meth:`.halo.RankHalo.unpack`.
+        """
         if out is None:
             out = np.empty(self.result_shape, received[0].dtype)
         if not self.recv_slices:
@@ -124,7 +127,7 @@ class RankStep:
             received = communicator.all_gather(self.axes, self.pack(local)[0], self.recv_shapes, out)
         else:
             received = communicator.all_to_all(self.axes, sends, self.recv_shapes, out, joined)
-        return result if self.recv_in_place else self.unpack(received, result)
+        return result if self.recv_in_place else self.unpack(local, received, result)
 
     def _run_in_rounds(self, local: Array, communicator: Communicator, n_rounds: int) -> Array:
         result = communicator.empty(self.result_shape, local.dtype)
@@ -141,7 +144,7 @@ class RankStep:
         dtype, shapes, sends, joined = parts[0].dtype, [place.shape for place in places], parts, parts[0]
         if self.send_slices or not parts[0].flags.c_contiguous:
             joined = communicator.scratch("send", sum(part.size for part in parts), dtype)
-            sends = _packed(parts, joined)
+            sends = packed(parts, joined)
         if self.kind == "reduce_scatter":
             places[0][...] = communicator.reduce_scatter(self.axes, sends, shapes[0], joined)
             return
@@ -162,16 +165,6 @@ def slab(shape: Shape, n_slabs: int, number: int) -> Slices:
     longest = max(range(len(shape)), key=lambda dim: shape[dim])
     along = next((dim for dim, extent in enumerate(shape) if extent >= n_slabs), longest)
     return (*(slice(None),) * along, slice(*block_bounds(shape[along], n_slabs, number)))
-
-
-def _packed(parts: Sequence[Array], buffer: Array) -> list[Array]:
-    """Return C-contiguous copies of the parts, one after the other in a flat buffer."""
-    packed, start = [], 0
-    for part in parts:
-        packed.append(buffer[start : start + part.size].reshape(part.shape))
-        packed[-1][...] = part
-        start += part.size
-    return packed
 
 
 @lru_cache(maxsize=65536)
@@ -235,19 +228,9 @@ def _follow_in_memory(shape: Shape, tiles: Sequence[Slices]) -> bool:
     return True
 
 
-def pack(step: Step, shape: Shape, rank: int, local: Array) -> list[Array]:
-    """Return the C-contiguous arrays that ``rank`` sends in a collective step, one per member of its group, by rank."""
-    return rank_step(step, shape, rank).pack(local)
-
-
-def unpack(step: Step, shape: Shape, rank: int, received: Sequence[Array]) -> Array:
-    """Return the rank's shard after a collective step, from the arrays that the members of its group sent it."""
-    return rank_step(step, shape, rank).unpack(received)
-
-
-def apply_local(step: Step, shape: Shape, rank: int, local: Array) -> Array:
-    """Return the rank's shard after a local step; it never shares memory with ``local``."""
-    return rank_step(step, shape, rank).apply_local(local)
+def as_rank(step: Step | HaloStep, shape: Shape, rank: int) -> RankStep | RankHalo:
+    """Return a step of either sort as ``rank`` carries it out."""
+    return rank_halo(step, shape, rank) if isinstance(step, HaloStep) else rank_step(step, shape, rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,12 +241,7 @@ class RankPath:
 
     @classmethod
     def of(cls, path: Path, rank: int) -> RankPath:
-        return cls(
-            tuple(
-                RankHalo.of(step, path.shape, rank) if isinstance(step, HaloStep) else rank_step(step, path.shape, rank)
-                for step in path.steps
-            )
-        )
+        return cls(tuple(as_rank(step, path.shape, rank) for step in path.steps))
 
     def run(self, local: Array, communicator: Communicator) -> Array:
         """Return the rank's shard at the end of the path. The result is new memory, unless the path is empty."""

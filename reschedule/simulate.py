@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .halo import HaloStep, RankHalo
+from .halo import HaloStep
 from .layout import Axes, Shape
 from .mesh import Mesh
 from .path import Path
-from .rank_steps import rank_step
+from .rank_steps import as_rank
 from .steps import Step
 from .summing import Array, reduce_in_order
 
@@ -23,27 +23,14 @@ def simulate(path: Path, shards: Sequence[Array]) -> list[Array]:
 
 def simulate_step(step: Step | HaloStep, shape: Shape, shards: Sequence[Array]) -> list[Array]:
     """Return the shards of all ranks after one step."""
-    if isinstance(step, HaloStep):
-        return _simulate_halo(step, shape, shards)
     mesh = step.source.mesh
-    ranks = [rank_step(step, shape, rank) for rank in range(mesh.n_devices)]
+    ranks = [as_rank(step, shape, rank) for rank in range(mesh.n_devices)]
     if not step.communicates:
         return [of_rank.apply_local(shard) for of_rank, shard in zip(ranks, shards, strict=True)]
     sent = [of_rank.pack(shard) for of_rank, shard in zip(ranks, shards, strict=True)]
     results = []
-    for rank, of_rank in enumerate(ranks):
-        group = mesh.group(step.group_axes, rank)
-        results.append(of_rank.unpack([sent[member][group.index(rank)] for member in group]))
-    return results
-
-
-def _simulate_halo(step: HaloStep, shape: Shape, shards: Sequence[Array]) -> list[Array]:
-    mesh = step.layout.mesh
-    ranks = [RankHalo.of(step, shape, rank) for rank in range(mesh.n_devices)]
-    sent = [of_rank.pack(shard) for of_rank, shard in zip(ranks, shards, strict=True)]
-    results = []
     for rank, (of_rank, shard) in enumerate(zip(ranks, shards, strict=True)):
-        group = mesh.group(step.group_axes, rank) if step.communicates else ()
+        group = mesh.group(step.group_axes, rank)
         results.append(of_rank.unpack(shard, [sent[member][group.index(rank)] for member in group]))
     return results
 

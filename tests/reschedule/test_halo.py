@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.shards import scatter
 
-from tensoropt.reschedule.halo import HALO, LOWEST, ZERO, HaloStep, RankHalo, Window, Windows
+from tensoropt.reschedule.halo import HALO, LOWEST, ZERO, HaloStep, Window, Windows, rank_halo
 from tensoropt.reschedule.layout import Layout, block_bounds
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import Path
@@ -99,7 +99,7 @@ def test_moved_is_what_the_busiest_rank_sends_or_receives(drawn: tuple[HaloStep,
     received: Counter[int] = Counter()
     for rank, shard in enumerate(scatter(np.zeros(shape), step.layout)):
         group = step.layout.mesh.group(step.group_axes, rank) if step.communicates else ()
-        for member, part in zip(group, RankHalo.of(step, shape, rank).pack(shard), strict=True):
+        for member, part in zip(group, rank_halo(step, shape, rank).pack(shard), strict=True):
             sent[rank] += part.size
             received[member] += part.size
     assert step.moved(shape) == max([0, *sent.values(), *received.values()])

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from ...common.watchdog import ChainState
 from ...reschedule.bounds import Slices
-from ...reschedule.halo import HALO, HaloStep, RankHalo, fill_value
+from ...reschedule.halo import HALO, HaloStep, fill_value, rank_halo
 from ...reschedule.layout import Axes, Layout, Shape
 from ...reschedule.mesh import Mesh
 from ...reschedule.path import Path
@@ -210,22 +210,19 @@ class InGraph:
 
     def _halo(self, step: HaloStep, shape: Shape, value: tf.Tensor, name: str) -> tf.Tensor:
         """Return the value after a halo exchange or its transpose."""
-        of_rank = RankHalo.of(step, shape, self._rank)
-        own = (of_rank.own_shape, of_rank.own_parts, of_rank.own_kept)
-        frame = (of_rank.frame_shape, of_rank.frame_parts, of_rank.frame_kept)
-        (_, sent, kept), (after, arriving, place) = (own, frame) if step.kind == HALO else (frame, own)
-        flat = _in_a_row([_part(value, part) for part in sent])
-        halos = [RankHalo.of(step, shape, rank) for rank in range(step.layout.mesh.n_devices)]
-        counts = [_counts(each.own_parts if step.kind == HALO else each.frame_parts) for each in halos]
-        received = self._collectives.all_to_all(of_rank.axes, flat, counts, name)
-        shards = _shards(received, arriving)
+        halos = [rank_halo(step, shape, rank) for rank in range(step.layout.mesh.n_devices)]
+        before, after = halos[self._rank].before, halos[self._rank].after
+        flat = _in_a_row([_part(value, part) for part in before.parts])
+        counts = [_counts(each.before.parts) for each in halos]
+        received = self._collectives.all_to_all(step.group_axes, flat, counts, name)
+        shards = _shards(received, after.parts)
         fill = fill_value(step.fill, value.dtype.as_numpy_dtype) if step.kind == HALO else 0
         with tf.control_dependencies([received]):
-            result = tf.fill(opaque(list(after), tf.int32), tf.constant(fill, value.dtype))
-        result = _placed(result, [place], [_part(value, kept)])
+            result = tf.fill(opaque(list(after.shape), tf.int32), tf.constant(fill, value.dtype))
+        result = _placed(result, [after.kept], [_part(value, before.kept)])
         if step.kind == HALO:
-            return _placed(result, arriving, shards)
-        for part, shard in zip(arriving, shards, strict=True):
+            return _placed(result, after.parts, shards)
+        for part, shard in zip(after.parts, shards, strict=True):
             result = _placed(result, [part], [_part(result, part) + shard])
         return result
 

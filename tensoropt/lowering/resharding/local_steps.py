@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import tensorflow as tf
 
-from ...reschedule.halo import HALO, HaloStep, RankHalo, fill_value
+from ...reschedule.halo import HaloStep, fill_value, rank_halo
 from ...reschedule.layout import Layout, Shape
 from ...reschedule.path import Path
 from ...reschedule.steps import Step
@@ -91,12 +91,10 @@ class LocalSteps:
 
         def boxes() -> tuple[tf.Tensor, ...]:
             """Return where the part that is used begins, its extents, and the paddings around it."""
-            of_rank = RankHalo.of(step, shape, rank)
-            source, target, extents = of_rank.own_kept, of_rank.frame_kept, of_rank.frame_shape
-            if step.kind != HALO:
-                source, target, extents = of_rank.frame_kept, of_rank.own_kept, of_rank.own_shape
+            of_rank = rank_halo(step, shape, rank)
+            source, after = of_rank.before.kept, of_rank.after
             begin, size = [part.start for part in source], [part.stop - part.start for part in source]
-            paddings = [[part.start, extent - part.stop] for part, extent in zip(target, extents, strict=True)]
+            paddings = [[part.start, extent - part.stop] for part, extent in zip(after.kept, after.shape, strict=True)]
             return opaque(begin, tf.int32), opaque(size, tf.int32), opaque(np.asarray(paddings), tf.int32)
 
         begin, size, paddings = self._once((step, shape, rank), boxes)
