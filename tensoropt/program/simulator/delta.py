@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .actions import Chain
-from .event_tables import Buffers, WorkTables, event_loop, filled, largest, packed
+from .event_tables import Buffers, WorkTables, event_loop, largest, packed
 from .network import Network
 from .step_graph import StepGraph
 
@@ -121,7 +121,7 @@ class DeltaSimulation:
         chosen = n_same // kept.stride
         tables = (*self._lead, self._chains, *self._tables.packed())
         self._n_from = chosen * kept.stride
-        buffers.arrived = kept.arrived.copy() if chosen else filled(n_slots, -1)
-        state = filled(self._n_resources), self._missing.copy(), *(filled(n_slots) for _ in range(4))
+        buffers.arrived = kept.arrived.copy() if chosen else np.full(n_slots, -1)
+        state = np.zeros(self._n_resources, np.int64), np.stack([self._missing, *np.zeros((4, n_slots), np.int64)])
         sizes = self._n_from, kept.stride, self._n_classes
-        return int(event_loop().run(tables, state, buffers.log, buffers.arrived, kept.saved, buffers.saved, *sizes))
+        return int(event_loop().run(tables, *state, buffers.log, buffers.arrived, kept.saved, buffers.saved, *sizes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from types import ModuleType
 
@@ -26,41 +27,9 @@ def packed(values: Iterable[int]) -> Numbers:
     return np.array(list(values), np.int64)
 
 
-def filled(n: int, value: int = 0) -> Numbers:
-    """Return ``n`` equal integers as :mod:`.events` takes them."""
-    return np.full(n, value, np.int64)
-
-
 def largest(values: Numbers) -> int:
     """Return the largest integer; 0 if there is none."""
     return int(values.max(initial=0))
-
-
-class Growing:
-    """A sequence of integers that grows at its end, as :mod:`.events` takes it."""
-
-    def __init__(self, values: Iterable[int] = ()) -> None:
-        self._added = list(values)
-        self._values = packed(())
-        self._n = 0
-
-    def __len__(self) -> int:
-        return self._n + len(self._added)
-
-    def extend(self, values: Iterable[int]) -> None:
-        self._added.extend(values)
-
-    @property
-    def values(self) -> Numbers:
-        """All integers; valid until more are added."""
-        if self._added:
-            added, n = packed(self._added), len(self)
-            if n > len(self._values):
-                self._values = np.concatenate([self._values[: self._n], added, np.zeros(n, np.int64)])
-            else:
-                self._values[self._n : n] = added
-            self._n, self._added = n, []
-        return self._values[: self._n]
 
 
 class WorkTables:
@@ -70,25 +39,23 @@ class WorkTables:
         self._network, self._n_classes = network, len(network.classes)
         self._chains: dict[Chain, int] = {}
         self._actions: dict[Action, int] = {}
-        self._lengths: list[int] = []
         # Where each chain, the members and the uses of each work begin, and where the last one ends.
-        self._chain_start, self._member_start, self._use_start = Growing([0]), Growing([0]), Growing([0])
-        self._chain, self._members, self._uses, self._use_ns = Growing(), Growing(), Growing(), Growing()
-        self._work_of = Growing()  # of each action and class, the work
-        self._first, self._size, self._latency = Growing(), Growing(), Growing()
+        self._chain_start, self._member_start, self._use_start = (array("q", [0]) for _ in range(3))
+        self._chain, self._members, self._uses, self._use_ns = (array("q") for _ in range(4))
+        self._work_of = array("q")  # of each action and class, the work
+        self._first, self._size, self._latency = (array("q") for _ in range(3))
 
     def chain(self, chain: Chain) -> int:
         """Return the number of a chain."""
         if chain not in self._chains:
             self._chains[chain] = len(self._chains)
-            self._lengths.append(len(chain))
             self._chain.extend([self._action(action) for action in chain])
-            self._chain_start.extend([len(self._chain)])
+            self._chain_start.append(len(self._chain))
         return self._chains[chain]
 
     def length(self, chain: int) -> int:
         """Return the number of actions of a chain."""
-        return self._lengths[chain]
+        return self._chain_start[chain + 1] - self._chain_start[chain]
 
     def _action(self, action: Action) -> int:
         if action not in self._actions:
@@ -97,14 +64,14 @@ class WorkTables:
             for work in self._network.works(action):
                 for one in work.classes:
                     of_class[one] = len(self._first)
-                self._first.extend(work.classes[:1])
-                self._size.extend([len(work.classes)])
-                self._latency.extend([work.latency_ns])
+                self._first.append(work.classes[0])
+                self._size.append(len(work.classes))
+                self._latency.append(work.latency_ns)
                 self._members.extend(work.classes)
-                self._member_start.extend([len(self._members)])
+                self._member_start.append(len(self._members))
                 self._uses.extend([resource for resource, _ in work.uses])
                 self._use_ns.extend([ns for _, ns in work.uses])
-                self._use_start.extend([len(self._uses)])
+                self._use_start.append(len(self._uses))
             self._work_of.extend(of_class)
         return self._actions[action]
 
@@ -114,7 +81,7 @@ class WorkTables:
             *(self._chain_start, self._chain, self._work_of, self._first, self._size, self._member_start, self._members),
             *(self._use_start, self._uses, self._use_ns, self._latency),
         )
-        return tuple(each.values for each in growing)
+        return tuple(np.array(each) for each in growing)
 
 
 class Buffers:
@@ -130,9 +97,9 @@ class Buffers:
         self.stride = -(-most_events // n_saved)
         self.most_events = most_events
         self._width = n_resources + 7 * n_slots + 1
-        self.log: tuple[Numbers, ...] = tuple(filled(most_events) for _ in range(4))
-        self.arrived: Numbers = filled(n_slots, -1)
-        self.saved: Numbers = filled((most_events // self.stride + 1) * self._width)
+        self.log: tuple[Numbers, ...] = tuple(np.zeros((4, most_events), np.int64))
+        self.arrived: Numbers = np.full(n_slots, -1)
+        self.saved: Numbers = np.zeros((most_events // self.stride + 1) * self._width, np.int64)
 
     def take(self, other: Buffers, n_from: int, n_events: int) -> None:
         """Take over the events of other buffers of the same size from a saved one on."""

@@ -29,7 +29,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from heapq import heapify, heappop, heappush
+from graphlib import TopologicalSorter
+from heapq import heappop, heappush
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -298,24 +299,17 @@ class _Building:
         """Return the nodes in topological order; of several that could come next the one that was added first."""
         added = list(self.waits)
         number = {node: i for i, node in enumerate(added)}
-        leads_to: list[list[int]] = [[] for _ in added]
-        missing = [len(self.waits[node]) for node in added]
-        for i, node in enumerate(added):
-            for before in self.waits[node]:
-                leads_to[number[before]].append(i)
-        heap = [i for i, n in enumerate(missing) if not n]
-        heapify(heap)
-        order: list[int] = []
-        while heap:
-            order.append(heappop(heap))
-            for after in leads_to[order[-1]]:
-                missing[after] -= 1
-                if not missing[after]:
-                    heappush(heap, after)
-        stuck = [str(node) for i, node in enumerate(added) if missing[i] > 0]
-        assert not stuck, f"{len(stuck)} nodes wait for each other, such as {', '.join(stuck[:3])}"
-        position = {i: at for at, i in enumerate(order)}
-        nodes = tuple(added[i] for i in order)
+        sorter = TopologicalSorter({i: [number[before] for before in self.waits[node]] for i, node in enumerate(added)})
+        sorter.prepare()
+        heap: list[int] = []
+        position: dict[int, int] = {}
+        while sorter.is_active():
+            for i in sorter.get_ready():
+                heappush(heap, i)
+            first = heappop(heap)
+            position[first] = len(position)
+            sorter.done(first)
+        nodes = tuple(added[i] for i in position)
         waits_for = tuple(tuple(sorted(position[number[before]] for before in self.waits[node])) for node in nodes)
         by_operator: dict[str, list[int]] = {}
         by_tensor: dict[str, list[int]] = {}

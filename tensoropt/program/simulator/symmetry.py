@@ -18,10 +18,11 @@ Complexity: O(rounds x flows x (devices + links)).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import combinations
+from itertools import chain, combinations
 
 from scipy.cluster.hierarchy import DisjointSet
 
@@ -135,29 +136,22 @@ def _colours_of_components(flows: tuple[Flow, ...], devices: list[int], links: l
 
 def _flow(topology: Topology, mesh: Mesh, axes: Axes, pattern: str) -> Flow:
     groups = list(dict.fromkeys(mesh.group(axes, rank) for rank in range(mesh.n_devices)))
-    loads: list[dict[int, int]] = []
+    loads: list[Counter[int]] = []
     latencies: list[float] = []
     joined: DisjointSet = DisjointSet(range(len(groups)))
     first_user: dict[int, int] = {}
     latency_us = [link.latency_us for link in topology.directed]
     for number, group in enumerate(groups):
-        load: dict[int, int] = {}
-        longest_us = 0.0
-        for source, target in _sends(pattern, mesh, axes, group):
-            route = topology.route(source, target)
-            longest_us = max(longest_us, sum(latency_us[link] for link in route))
-            for link in route:
-                load[link] = load.get(link, 0) + 1
-        for link in load:
+        routes = [topology.route(*ends) for ends in _sends(pattern, mesh, axes, group)]
+        loads.append(Counter(chain.from_iterable(routes)))
+        latencies.append(max((sum(latency_us[link] for link in route) for route in routes), default=0.0))
+        for link in loads[-1]:
             joined.merge(number, first_user.setdefault(link, number))
-        loads.append(load)
-        latencies.append(longest_us)
     components, of_device = [], [0] * mesh.n_devices
     for number, those in enumerate(sorted(map(sorted, joined.subsets()))):
-        total: dict[int, int] = {}
+        total = Counter[int]()
         for each in those:
-            for link, sends in loads[each].items():
-                total[link] = total.get(link, 0) + sends
+            total.update(loads[each])
         members = tuple(sorted(rank for each in those for rank in groups[each]))
         components.append(Component(members, total, max(latencies[each] for each in those)))
         for rank in members:
