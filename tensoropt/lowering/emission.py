@@ -27,8 +27,7 @@ from ..program.tasks import (
     Value,
 )  # fmt: skip
 from ..rules.random import FROM_SEED
-from ..sharding.resharding import PathFinder, Resharding, differentiated_operands, inner_reshardings
-from ..sharding.strategy import StrategyView
+from ..sharding.resharding import Resharding, differentiated_operands, inner_reshardings
 from ..sharding.update_resharding import row_reshardings
 from . import pull_back
 from .joined import joined
@@ -54,11 +53,9 @@ class TaskEmission:
 
     def __init__(
         self,
-        view: StrategyView,
-        path_finder: PathFinder,
+        flow: GradientFlow,
         resharder: Resharder,
         aliases: Mapping[Value, Value],
-        flow: GradientFlow,
         sources: Sources,
         assign: Assign,
         is_training: bool,
@@ -74,8 +71,8 @@ class TaskEmission:
             is_training: whether gradients are taken.
             micro_batches: all micro-batches, where the step has several.
         """
-        self.view, self.path_finder, self.resharder = view, path_finder, resharder
-        self.aliases, self.flow, self.micro_batches, self.is_training = aliases, flow, micro_batches, is_training
+        self.flow, self.view, self.path_finder, self.resharder = flow, flow.view, flow.path_finder, resharder
+        self.aliases, self.micro_batches, self.is_training = aliases, micro_batches, is_training
         self.values: dict[Value, Values | None] = {}
         self.record = BackwardRecord()
         self._sources, self.assign = sources, assign
@@ -156,7 +153,7 @@ class TaskEmission:
             case "reshard", _:
                 path = self.path_finder.paths(self.flow.resharded(task.site)[1]).forward
                 read, consumer = self.value(task.reads[0]), self._consumer(task.site)
-                self.values[task.writes[0]] = self.resharder.regather(path, read, consumer, self._after(task))
+                self.values[task.writes[0]] = self.resharder.run(path, read, consumer, after=self._after(task))
             case "sum", _:
                 self._sum(task)
             case "join", _:
@@ -225,7 +222,7 @@ class TaskEmission:
 
             def back(gradients: Values) -> Values:
                 assert path is not None
-                return self.resharder.send_back(path, gradients, op.name, is_overlappable)
+                return self.resharder.run(path, gradients, op.name, is_overlappable)
 
             emitted.parts.append(Inner(values, results, None if path is None else back))
             start = graph.version
@@ -366,7 +363,7 @@ class TaskEmission:
             sums = self.resharder.send_back_together(paths, [values for _, _, values in present], consumers)
         else:
             sums = [
-                self.resharder.send_back(path, values, consumer, tensor.name in self.view.graph.made_of_variables)
+                self.resharder.run(path, values, consumer, tensor.name in self.view.graph.made_of_variables)
                 for path, (_, _, values), consumer, (tensor, _) in zip(paths, present, consumers, resharded, strict=True)
             ]
         self.values.update((write, values) for (_, write, _), values in zip(present, sums, strict=True))

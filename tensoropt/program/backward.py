@@ -15,8 +15,7 @@ from ..ir.graph import SOURCES, Operator, Tensor
 from ..ir.micro_batching import MicroBatch
 from ..reschedule.layout import Axes
 from ..sharding.consumers import LOSS
-from ..sharding.resharding import BUCKET_BYTES, PathFinder
-from ..sharding.strategy import StrategyView
+from ..sharding.resharding import BUCKET_BYTES
 from .gradient_flow import GradientFlow
 from .residuals import Residuals
 from .tasks import (
@@ -46,18 +45,10 @@ class BackwardPass:
         aliases: operands that are what was made again itself, without a resharding.
     """
 
-    def __init__(
-        self,
-        view: StrategyView,
-        path_finder: PathFinder,
-        micro_batch: MicroBatch | None = None,
-        in_buckets: bool = True,
-        is_whole: bool = False,
-    ) -> None:
-        """Begin without tasks; see :class:`GradientFlow` for ``is_whole``."""
-        self.view, self.path_finder, self.micro_batch = view, path_finder, micro_batch
-        self.in_buckets = in_buckets and not is_whole
-        self.flow = GradientFlow(view, path_finder, is_whole)
+    def __init__(self, flow: GradientFlow, micro_batch: MicroBatch | None = None, in_buckets: bool = True) -> None:
+        """Begin without tasks; ``in_buckets`` says whether small gradients are summed together."""
+        self.flow, self.view, self.path_finder, self.micro_batch = flow, flow.view, flow.path_finder, micro_batch
+        self.in_buckets = in_buckets and not flow.is_whole
         self.tasks: list[Task] = []
         self.arrived: dict[Site, Value] = {}
         self._residuals = Residuals(self.flow, self.tasks)
@@ -66,19 +57,15 @@ class BackwardPass:
         self._buckets: dict[tuple[Axes, str], dict[Site, Value]] = {}
         self._index = -1
 
-    def run(
-        self, forward: Sequence[Site], starts: Collection[str], given: Mapping[Site, Value], losses: Mapping[str, Tensor]
-    ) -> list[Task]:
+    def run(self, forward: Sequence[Site], starts: Collection[str], given: Mapping[Site, Value]) -> list[Task]:
         """Write a backward pass; return its tasks.
 
         Args:
             forward: the operators, operands and shared copies in the order in which the forward pass made them.
             starts: names of the tensors with respect to which gradients are taken.
             given: the gradients that the pass begins with, by their place.
-            losses: the loss of each training step, by the name that its operand has.
         """
         n_before = len(self.tasks)
-        self.flow.losses.update(losses)
         self._index += 1
         self._n_arrived.clear()
         reached = self._reached(starts)

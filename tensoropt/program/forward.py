@@ -9,9 +9,8 @@ from ..ir.micro_batching import MicroBatch
 from ..ir.views import viewed_operand
 from ..reschedule.layout import Layout
 from ..sharding.consumers import HYPERPARAMETER, LOSS
-from ..sharding.resharding import PathFinder
-from ..sharding.strategy import StrategyView
 from .backward import BackwardPass
+from .gradient_flow import GradientFlow
 from .tasks import (
     COMPUTE,
     COMPUTING,
@@ -45,30 +44,26 @@ class ForwardPass:
 
     def __init__(
         self,
-        view: StrategyView,
-        path_finder: PathFinder,
+        flow: GradientFlow,
         tasks: list[Task],
         aliases: dict[Value, Value],
-        once: ForwardPass | None = None,
-        micro_batch: MicroBatch | None = None,
-        is_training: bool = True,
-        is_whole: bool = False,
-        in_buckets: bool = True,
+        once: ForwardPass | None,
+        micro_batch: MicroBatch | None,
+        is_training: bool,
+        in_buckets: bool,
     ) -> None:
         """Begin without tasks.
 
         Args:
             once: for a micro-batch, the pass of all that is computed once.
             is_training: whether gradients are taken.
-            is_whole: see :class:`.gradient_flow.GradientFlow`.
             in_buckets: whether small gradients are summed together.
         """
-        self.view, self.path_finder, self.tasks, self.aliases, self.once = view, path_finder, tasks, aliases, once
-        self.is_training = is_training
+        self.flow, self.view, self.path_finder, self.tasks, self.aliases = flow, flow.view, flow.path_finder, tasks, aliases
+        self.once, self.is_training = once, is_training
         self.sites: list[Site] = []
         self.made: set[Value] = set()
-        self.backward = BackwardPass(view, path_finder, micro_batch, in_buckets, is_whole)
-        self.flow = self.backward.flow
+        self.backward = BackwardPass(flow, micro_batch, in_buckets)
         self.micro_batch = micro_batch.index if micro_batch is not None else -1
         self._copies: dict[tuple[str, Layout], Value] = {}
 
@@ -156,9 +151,9 @@ class ForwardPass:
         else:
             self.alias(Value(site), source)
 
-    def back(self, given: Mapping[Site, Value], starts: Collection[str], losses: Mapping[str, Tensor]) -> dict[Site, Value]:
+    def back(self, given: Mapping[Site, Value], starts: Collection[str]) -> dict[Site, Value]:
         """Write a backward pass; return the gradients that nothing passes on. See :meth:`.BackwardPass.run`."""
-        for task in self.backward.run(self.sites, starts, given, losses):
+        for task in self.backward.run(self.sites, starts, given):
             self.append(task)
         for value, source in self.backward.aliases.items():
             self.alias(value, source)

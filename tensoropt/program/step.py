@@ -14,6 +14,7 @@ from ..sharding.strategy import StrategyView
 from .deferral import divided
 from .fetch import Fetch, all_of, backward_passes_of, operators_of
 from .forward import ForwardPass, results_of
+from .gradient_flow import GradientFlow
 from .stage_ends import StageEnds, add_gradients, fed_gradients, send, sent_back
 from .tasks import (
     ACCUMULATED,
@@ -29,6 +30,7 @@ from .tasks import (
     Site,
     Task,
     Value,
+    source_of,
 )
 from .tasks import GRADIENT as GRADIENT_OF
 from .updates import Updates
@@ -61,9 +63,7 @@ class StepProgram:
 
     def source(self, value: Value) -> Value:
         """Return the value whose memory a value is."""
-        while value in self.aliases:
-            value = self.aliases[value]
-        return value
+        return source_of(value, self.aliases)
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.tasks))
@@ -92,8 +92,8 @@ def step_program(
         in_buckets: whether small gradients are summed together.
         needed: the names of the operators that are run, if they aren't just those of the function.
     """
-    step = _Step(view, path_finder, fetch or all_of(view.graph), given, is_whole, ends, in_buckets, needed)
-    return step.written(most_micro_batches)
+    flow = GradientFlow(view, path_finder, is_whole)
+    return _Step(flow, fetch or all_of(view.graph), given, ends, in_buckets, needed).written(most_micro_batches)
 
 
 class _Step:
@@ -101,24 +101,22 @@ class _Step:
 
     def __init__(
         self,
-        view: StrategyView,
-        path_finder: PathFinder,
+        flow: GradientFlow,
         fetch: Fetch,
         given: Collection[str],
-        is_whole: bool,
         ends: StageEnds,
         in_buckets: bool,
         needed: set[str] | None,
     ) -> None:
-        self.view, self.path_finder, self.ends, self.graph = view, path_finder, ends, view.graph
+        self.flow, self.view, self.graph, self.ends = flow, flow.view, flow.view.graph, ends
         self.fetch, self.given = fetch, given
-        self.needed = operators_of(view.graph, fetch, given) if needed is None else needed
-        self.takes = backward_passes_of(view.graph, fetch, self.needed)
+        self.needed = operators_of(self.graph, fetch, given) if needed is None else needed
+        self.takes = backward_passes_of(self.graph, fetch, self.needed)
         self.tasks: list[Task] = []
         self.aliases: dict[Value, Value] = {}
         is_training = bool(self.takes or fetch.train_steps or ends.given)
-        self._options = is_training, is_whole, in_buckets
-        self._pass = self._once = ForwardPass(view, path_finder, self.tasks, self.aliases, None, None, *self._options)
+        self._options = is_training, in_buckets
+        self._pass = self._once = ForwardPass(flow, self.tasks, self.aliases, None, None, *self._options)
         # Of each backward pass that was written the gradients that nothing passed on, by the gradients' name.
         self._taken: dict[str, dict[Site, Value]] = {}
         self._trained: set[str] = set()
@@ -232,8 +230,7 @@ class _Step:
         joined = {site: list[Value]() for site, t in [*self._fetched, *read_after] if self.graph.n_runs(t.name) > 1}
         for index in range(n):
             which = MicroBatch(micro_batching, index, self.view.strategy.mesh.n_devices)
-            shared = self.view, self.path_finder, self.tasks, self.aliases, self._once
-            self._pass = ForwardPass(*shared, which, *self._options)
+            self._pass = ForwardPass(self.flow, self.tasks, self.aliases, self._once, which, *self._options)
             self._passes.append(len(self.tasks))
             for op in operators:
                 self._write(op)
@@ -266,7 +263,7 @@ class _Step:
         fetched = tuple(self._pass.operand(*each) for each in self._fetched)
         self._n_forward = len(self.tasks)
         sums.update(fed_gradients(self.ends, self._pass, n_runs=1))
-        self._taken[taken.name] = arrived = self._pass.back(sums, self._variables(taken) | self.ends.returned, {})
+        self._taken[taken.name] = arrived = self._pass.back(sums, self._variables(taken) | self.ends.returned)
         self.tasks += sent_back(self._pass, arrived, self.ends.returned)
         self._train([self.graph.train_steps[taken.name]], rows)
         return fetched
@@ -294,7 +291,7 @@ class _Step:
         Args:
             rows: the gradients of lookups' results, where micro-batches have several.
         """
-        updates = Updates(self.view, self.path_finder, self.tasks, self.aliases)
+        updates = Updates(self.flow, self.tasks, self.aliases)
         for step in steps:
             self._trained.add(step.name)
             arrived: dict[Site, Value] = {}
@@ -324,18 +321,13 @@ class _Step:
         lookups = [name for variable in taken.variables for name in self.graph.lookups.get(variable, ())]
         return {self.graph.operators[name].result.name for name in lookups}
 
-    def _loss(self, taken: Gradients) -> Tensor | None:
-        """Return the loss that a backward pass begins with, or None in a stage that doesn't compute it."""
-        return self.ends.losses.get(taken.name, taken.loss)
-
-    def _resharded_loss(self, taken: Gradients) -> dict[str, Tensor]:
-        """Write the resharding of a loss, if there is one; return it by its name."""
-        loss = self._loss(taken)
-        if loss is None:
-            return {}
-        self._pass.flow.losses[taken.name] = loss
-        self._pass.operand(Site(OPERAND, taken.name, LOSS), loss)
-        return {taken.name: loss}
+    def _resharded_loss(self, taken: Gradients) -> Tensor | None:
+        """Write the resharding of the loss that a backward pass begins with; return it, None in a stage without it."""
+        loss = self.ends.losses.get(taken.name, taken.loss)
+        if loss is not None:
+            self.flow.losses[taken.name] = loss
+            self._pass.operand(Site(OPERAND, taken.name, LOSS), loss)
+        return loss
 
     def _back_from(self, taken: Gradients, starts: set[str]) -> dict[Site, Value]:
         """Write the backward pass from a loss, or from gradients that other stages send.
@@ -343,13 +335,13 @@ class _Step:
         Returns:
             The gradients that nothing passes on, in this stage.
         """
-        losses, given = self._resharded_loss(taken), fed_gradients(self.ends, self._pass, self.graph.n_micro_batches)
+        loss, given = self._resharded_loss(taken), fed_gradients(self.ends, self._pass, self.graph.n_micro_batches)
         start, site = len(self.tasks), Site(OPERAND, taken.name, LOSS)
         # The gradient of the loss is a constant.
-        seeds = {site: Value(site, GRADIENT_OF)} if losses else {}
+        seeds = {} if loss is None else {site: Value(site, GRADIENT_OF)}
         for seed in seeds.values():
             self._pass.append(Task(FEED, BACKWARD, site, (Value(site),), (seed,)))
-        arrived = self._pass.back({**seeds, **given}, starts, losses)
+        arrived = self._pass.back({**seeds, **given}, starts)
         late = self.ends.late
         sent, sent_last = (sent_back(self._pass, arrived, names) for names in (self.ends.returned - late, late))
         first, deferred = self.tasks[start:], list[Task]()
@@ -368,5 +360,5 @@ class _Step:
         if self.takes or not self.ends.given:
             return {}
         starts = {op.result.name for op in self.graph.variables if op.is_trainable and op.name in self.needed}
-        arrived = self._pass.back(fed_gradients(self.ends, self._pass, n_runs=1), starts, {})
+        arrived = self._pass.back(fed_gradients(self.ends, self._pass, n_runs=1), starts)
         return {site.name: value for site, value in arrived.items() if site.kind == RESULT}

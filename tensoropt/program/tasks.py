@@ -12,7 +12,7 @@ Each of them may be made *again* in the backward pass, regathered or remateriali
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -79,6 +79,13 @@ class Value(NamedTuple):
         if self.is_gradient:
             text = f"d{self.backward_pass or ''}({text})" + {GRADIENT: "", RETURNED: "~", ACCUMULATED: "&"}[self.version]
         return f"{text}+{self.n_summed}" if self.n_summed else text
+
+
+def source_of(value: Value, aliases: Mapping[Value, Value]) -> Value:
+    """Return the value whose memory a value is."""
+    while value in aliases:
+        value = aliases[value]
+    return value
 
 
 @dataclass(frozen=True, slots=True)

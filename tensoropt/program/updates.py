@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from ..ir.graph import TrainStep
-from ..sharding.resharding import PathFinder
-from ..sharding.strategy import StrategyView
 from ..sharding.update_resharding import row_reshardings
 from .gradient_flow import GradientFlow
-from .tasks import BACKWARD, OPERATOR, RESHARD, RESULT, RETURNED, UPDATE, Site, Task, Value
+from .tasks import BACKWARD, OPERATOR, RESHARD, RESULT, RETURNED, UPDATE, Site, Task, Value, source_of
 
 
 @dataclass
@@ -26,8 +24,7 @@ class Updates:
             the lookups' sites.
     """
 
-    view: StrategyView
-    path_finder: PathFinder
+    flow: GradientFlow
     tasks: list[Task]
     aliases: Mapping[Value, Value]
     dense: list[tuple[str, str, tuple[Value, ...]]] = field(default_factory=list)
@@ -49,7 +46,7 @@ class Updates:
             given: what the model computed to update a variable by, by the variable's name.
             hyperparameters: values of the optimizer that the model computes.
         """
-        graph, others = self.view.graph, tuple(hyperparameters)
+        graph, others = self.flow.view.graph, tuple(hyperparameters)
         for name in step.variables:
             lookups = graph.lookups.get(name, ())
             sites = [Site(RESULT, graph.operators[each].result.name) for each in lookups]
@@ -71,11 +68,12 @@ class Updates:
         used: dict[Value | Site, int] = {}
         for index, task in enumerate(self.tasks[start:], start):
             used.update(dict.fromkeys(task.writes, index))
-            used.update((self._source(value).site, index) for value in task.reads if not value.is_gradient)
+            used.update((source_of(value, self.aliases).site, index) for value in task.reads if not value.is_gradient)
         later: dict[int, list[Task]] = {}
         for name, step, reads in self.dense:
             task = Task(UPDATE, BACKWARD, Site(OPERATOR, name), reads, (), step=step)
-            needs = Site(RESULT, self.view.graph.operators[name].result.name), *map(self._source, reads)
+            sources = (source_of(value, self.aliases) for value in reads)
+            needs = Site(RESULT, self.flow.view.graph.operators[name].result.name), *sources
             last = max((used[each] for each in needs if each in used), default=len(self.tasks) - 1)
             later.setdefault(last + 1, []).append(task)
         for index in sorted(later, reverse=True):
@@ -89,14 +87,9 @@ class Updates:
                 )
             self.tasks.append(Task(UPDATE, BACKWARD, Site(OPERATOR, name), (*returned, *others), (), step=step))
 
-    def _source(self, value: Value) -> Value:
-        """Return the value whose memory a value is."""
-        while value in self.aliases:
-            value = self.aliases[value]
-        return value
-
     def _stream_of_rows(self, site: Site) -> str:
         """Return the stream in which the gradient of what a lookup found is sent to every device."""
-        op, flow = self.view.graph.producers[site.name], GradientFlow(self.view, self.path_finder)
-        _, resharding = row_reshardings(op, self.view.rules[op.name], self.view.strategy.configs[op.name])
-        return flow.stream(self.path_finder.paths(resharding).forward, is_overlappable=True)
+        flow, view = self.flow, self.flow.view
+        op = view.graph.producers[site.name]
+        _, resharding = row_reshardings(op, view.rules[op.name], view.strategy.configs[op.name])
+        return flow.stream(flow.path_finder.paths(resharding).forward, is_overlappable=True)

@@ -90,11 +90,8 @@ class StepEmission(TaskEmission):
             exchange: how the stage sends tensors to others, and receives gradients.
             losses: those of training steps that the stage computes, by the steps' names; None where it doesn't.
         """
-        path_finder = state.path_finder
-        flow, is_training = GradientFlow(view, path_finder), any(task.direction != FORWARD for task in program.tasks)
-        super().__init__(
-            view, path_finder, resharder, program.aliases, flow, sources, state.update, is_training, micro_batches
-        )
+        flow, is_training = GradientFlow(view, state.path_finder), any(task.direction != FORWARD for task in program.tasks)
+        super().__init__(flow, resharder, program.aliases, sources, state.update, is_training, micro_batches)
         self._program, self._state, self._to_train = program, state, list(train_steps)
         self._passes, self._chain, self._exchange = program.passes, chain, exchange
         self.flow.losses.update((name, loss) for name, loss in losses.items() if loss is not None)
