@@ -17,7 +17,7 @@ from ..common.memory_units import default_limit, memory_text
 from ..common.words import counted
 from ..program.interleaved import INTERLEAVED, Interleaving, interleaving_of, most_in_flight
 from ..program.passes import Orders, merged
-from ..program.schedule import PLAIN, SCHEDULES, pass_orders
+from ..program.schedule import PLAIN, SCHEDULES, StepOrder
 from ..report.explanation import explanation
 from ..report.explanation_text import explanation_text
 from ..report.frontier_rows import COSTS
@@ -141,8 +141,8 @@ class Plan:
     @property
     def orders(self) -> Orders:
         """The order of the passes of each stage, or of each submesh where stages are interleaved."""
-        in_flight, deferred = ([getattr(stage, name) for stage in self.stages] for name in ("in_flight", "deferred"))
-        return pass_orders(self.schedule, self.micro_batches, in_flight, deferred, self.interleaving)
+        in_flight, deferred = (tuple(getattr(each, name) for each in self.stages) for name in ("in_flight", "deferred"))
+        return StepOrder(self.schedule, self.micro_batches, in_flight, deferred, self.interleaving).orders
 
     def _most(self, name: str) -> float:
         """Return the largest amount of a submesh: the sum over its stages."""

@@ -104,16 +104,6 @@ class PassMemory:
         """Return the bytes under some of the strategies, in any order."""
         return PassMemory(*(each[..., points] for each in (self.outside, self.begins, self.rises, self.changes)))
 
-    def peak_bytes(self, order: Iterable[Pass], n_micro_batches: int, messages: Messages = Messages()) -> np.ndarray:
-        """Return the most bytes that are alive at once with an order of a stage's passes, int64[P].
-
-        Args:
-            order: each micro-batch's backward pass has that of its parameters at its end, where the order hasn't.
-            messages: those that may wait meanwhile.
-        """
-        passes = list(order)
-        return peak_together({each.stage: (self, messages) for each in passes}, passes, n_micro_batches)
-
 
 def peak_together(
     of_stages: Mapping[int, tuple[PassMemory, Messages]], order: Iterable[Pass], n_micro_batches: int
@@ -125,7 +115,7 @@ def peak_together(
 
     Args:
         of_stages: by number of a stage what is alive in its passes, and the messages that may wait meanwhile.
-        order: see :meth:`PassMemory.peak_bytes`.
+        order: each micro-batch's backward pass has that of its parameters at its end, where the order hasn't.
     """
     memories = {stage: memory for stage, (memory, _) in of_stages.items()}
     if not all(len(memory.rises) for memory in memories.values()):

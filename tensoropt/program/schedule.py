@@ -72,40 +72,6 @@ def tried_deferred(n_stages: int, n_micro_batches: int) -> list[tuple[int, ...]]
     return list(dict.fromkeys(tried))
 
 
-def pass_orders(
-    schedule: str,
-    n_micro_batches: int,
-    in_flight: Sequence[int],
-    deferred: Sequence[int] | None = None,
-    interleaving: Interleaving | None = None,
-) -> Orders:
-    """Return the order of the passes of each stage, or of each submesh where stages are interleaved.
-
-    Args:
-        in_flight: for each stage, how many micro-batches have run their forward pass and not their backward pass at most.
-            A stage never has more in flight than one before it, which would have to send more than it may compute.
-        deferred: of ``zero-bubble``, for each stage how many micro-batches have run their backward pass and not the pass of
-            their parameters at most, while another one runs. None: 0 for all, which is 1F1B.
-        interleaving: of ``interleaved``, how stages share submeshes, which ``in_flight`` follows from.
-
-    Raises:
-        InputError: there is no such schedule.
-        ValueError: stages are interleaved, and it isn't said how.
-    """
-    if schedule != PLAIN:
-        check_schedule(schedule)
-    if (interleaving is not None) != (schedule == INTERLEAVED):
-        raise ValueError(f"schedule {schedule!r} with {interleaving} as to how stages share submeshes")
-    if interleaving is not None:
-        return interleaved_orders(len(in_flight), n_micro_batches, interleaving)
-    found, ahead = [], n_micro_batches
-    for stage, most in enumerate(in_flight):
-        ahead = n_micro_batches if schedule == ALL_FORWARD else max(1, min(most, ahead))
-        waiting = deferred[stage] if schedule == ZERO_BUBBLE and deferred is not None else 0
-        found.append(tuple(_order(stage, n_micro_batches, ahead, waiting)))
-    return tuple(found)
-
-
 class StepOrder(NamedTuple):
     """The order of a step's passes.
 
@@ -113,8 +79,11 @@ class StepOrder(NamedTuple):
         schedule: its name.
         n_micro_batches: the number of micro-batches.
         in_flight: for each stage, how many micro-batches have run their forward pass and not their backward pass at most.
-        deferred: for each stage, how many have run that and not the pass of their parameters.
-        interleaving: how interleaved stages share submeshes; None where each has one of its own.
+            A stage never has more in flight than one before it, which would have to send more than it may compute.
+        deferred: of ``zero-bubble``, for each stage how many micro-batches have run their backward pass and not the pass of
+            their parameters at most, while another one runs.
+        interleaving: of ``interleaved``, how stages share submeshes, which ``in_flight`` follows from; None where each has
+            one of its own.
     """
 
     schedule: str
@@ -125,8 +94,24 @@ class StepOrder(NamedTuple):
 
     @property
     def orders(self) -> Orders:
-        """The order of the passes of each stage, or of each submesh where stages are interleaved."""
-        return pass_orders(self.schedule, self.n_micro_batches, self.in_flight, self.deferred, self.interleaving)
+        """The order of the passes of each stage, or of each submesh where stages are interleaved.
+
+        Raises:
+            InputError: there is no such schedule.
+            ValueError: stages are interleaved, and it isn't said how.
+        """
+        schedule, n = self.schedule, self.n_micro_batches
+        if schedule != PLAIN:
+            check_schedule(schedule)
+        if (self.interleaving is not None) != (schedule == INTERLEAVED):
+            raise ValueError(f"schedule {schedule!r} with {self.interleaving} as to how stages share submeshes")
+        if self.interleaving is not None:
+            return interleaved_orders(len(self.in_flight), n, self.interleaving)
+        found, ahead = [], n
+        for stage, (most, deferred) in enumerate(zip(self.in_flight, self.deferred, strict=True)):
+            ahead = n if schedule == ALL_FORWARD else max(1, min(most, ahead))
+            found.append(tuple(_order(stage, n, ahead, deferred if schedule == ZERO_BUBBLE else 0)))
+        return tuple(found)
 
     @property
     def submeshes(self) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from ..profiling.hardware import Hardware
 from ..program.interleaved import Interleaving
 from ..program.passes import Orders
 from ..program.peak import peak_of
-from ..program.schedule import pass_orders
+from ..program.schedule import StepOrder
 from ..sharding.model import Model
 from ..sharding.propagation import inherited
 from ..sharding.resharding import PlainCosts
@@ -98,7 +98,7 @@ def _orders(first: Engine, plan: Plan, model: Model, micro_batches: int) -> Orde
     n, interleaving = len(plan.stages), plan.interleaving
     if interleaving is not None:
         interleaving = Interleaving(interleaving.n_submeshes, 1, (n // interleaving.n_submeshes,) * interleaving.n_submeshes)
-    return pass_orders(plan.schedule, micro_batches, [1] * n, [0] * n, interleaving)
+    return StepOrder(plan.schedule, micro_batches, (1,) * n, (0,) * n, interleaving).orders
 
 
 def _is_as_planned(first: Engine, plan: Plan, model: Model, micro_batches: int) -> bool:

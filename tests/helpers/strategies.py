@@ -20,7 +20,7 @@ from tensoropt.lowering.resharding.reshard import Backend, Collective
 from tensoropt.plan.build import cost_entries
 from tensoropt.plan.plan import Plan
 from tensoropt.program.fetch import Fetch
-from tensoropt.program.schedule import PLAIN, pass_orders
+from tensoropt.program.schedule import PLAIN, StepOrder
 from tensoropt.reschedule.cost_model import StepCosts
 from tensoropt.reschedule.layout import Layout, Shape, axes_text
 from tensoropt.reschedule.mesh import Mesh
@@ -142,7 +142,7 @@ def uncut_engine(
     sliced, devices = per_micro_batch or view, tuple(range(backend.mesh.n_devices))
     stages = Stages(Model(view.graph, Backward(view.gradients, view.residual_operands, view.residual_results)), ())
     state = StageState(view, path_finder, backend, initial_value, in_order=in_order)
-    orders = pass_orders(PLAIN, sliced.graph.n_micro_batches, [1])
+    orders = StepOrder(PLAIN, sliced.graph.n_micro_batches, (1,), (0,)).orders
     return Engine(stages, (StageView(view, sliced, devices),), orders, {0: state})
 
 

@@ -16,7 +16,7 @@ from tensoropt.common.errors import InputError
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.plan.plan import Plan
 from tensoropt.program.interleaved import INTERLEAVED
-from tensoropt.program.schedule import pass_orders
+from tensoropt.program.schedule import StepOrder
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import why_invalid
@@ -127,6 +127,6 @@ def random_engine_of(
     if schedule == INTERLEAVED:
         orders = interleaved(random.Random(seed), n_stages, n, len(meshes)).orders
     else:
-        orders = pass_orders(schedule, n, in_flight, deferred)
+        orders = StepOrder(schedule, n, tuple(in_flight), tuple(deferred)).orders
     machine_of = sorted(random.Random(seed).choices((0, 1), k=blocks[-1].end))
     return model, Engine(stages, tuple(views), orders, engines, EmulatedTransfers, tuple(machine_of))

@@ -116,7 +116,7 @@ def test_the_peak_of_stages_that_share_a_submesh_is_that_of_replaying_both(seed:
     assert found == _peak_of_replays(replays, with_parameters(passes))
     # More than what one needs beside the other's variables, less than what both need at once.
     own = {stage: [each for each in passes if each.stage == stage] for stage in memories}
-    alone = [memory.peak_bytes(own[stage], n) for stage, (memory, _) in memories.items()]
+    alone = [peak_together({stage: each}, own[stage], n) for stage, each in memories.items()]
     assert max(alone) < found <= sum(alone)
     # Messages wait beside what is alive, as many as the stage that sends them has in flight.
     waiting = {stage: (memory, Messages(0, ((1000, n),))) for stage, (memory, _) in memories.items()}
@@ -201,7 +201,7 @@ def passes_of(frontier: ModelFrontier, number: int, stage: int, order: StepOrder
     model = frontier.model
     own = [each for each in order.orders[order.submeshes[stage]] if each.stage == stage]
     memory, costs = frontier.pass_memory(np.array([number]), ends_of(model, divides=False)), StageCosts.of(frontier)
-    return int(memory.peak_bytes(own, order.n_micro_batches, costs.messages(order).take([number]))[0])
+    return int(peak_together({stage: (memory, costs.messages(order).take([number]))}, own, order.n_micro_batches)[0])
 
 
 def test_stages_of_a_submesh_take_points_within_the_bytes_that_they_need_together() -> None:

@@ -17,7 +17,6 @@ from tensoropt.program.pass_memory import Messages
 from tensoropt.program.passes import BACKWARD, FORWARD, PARAMETERS, Orders, Pass, merged, needs
 from tensoropt.program.schedule import (
     least_in_flight,
-    pass_orders,
     tried_deferred,
     tried_in_flight,
     tried_orders,
@@ -51,7 +50,7 @@ def random_order(rng: random.Random) -> tuple[Orders, list[int], list[int]]:
     schedule, asked = rng.choice(OF_OWN_SUBMESHES), [rng.randint(1, n) for _ in range(n_stages)]
     deferred = [rng.randint(0, n) if schedule == "zero-bubble" else 0 for _ in range(n_stages)]
     registers = [n if schedule == "gpipe" else min(asked[: stage + 1]) for stage in range(n_stages)]
-    return pass_orders(schedule, n, asked, deferred), registers, deferred
+    return order_of(schedule, n, asked, deferred).orders, registers, deferred
 
 
 def passes_of(orders: Orders, stage: int) -> tuple[Pass, ...]:
@@ -227,7 +226,7 @@ def test_deferred_parameters_fill_two_thirds_of_the_waits_in_the_memory_of_1f1b(
 
 
 def test_zero_bubble_without_deferring_is_1f1b() -> None:
-    assert pass_orders("zero-bubble", 6, [3, 2, 1], [0, 0, 0]) == pass_orders("1f1b", 6, [3, 2, 1])
+    assert order_of("zero-bubble", 6, [3, 2, 1], [0, 0, 0]).orders == order_of("1f1b", 6, [3, 2, 1]).orders
 
 
 @pytest.mark.parametrize(("n_stages", "n"), [(1, 1), (2, 4), (3, 3), (4, 8), (4, 2)])
@@ -311,11 +310,11 @@ def test_more_in_flight_are_tried_up_to_all(n_stages: int, n: int) -> None:
 
 
 def test_passes_that_wait_for_each_other_are_named() -> None:
-    (first, second) = pass_orders("1f1b", 2, [2, 1])
+    (first, second) = order_of("1f1b", 2, [2, 1]).orders
     with pytest.raises(ValueError, match="B0 of stage 0, F1 of stage 1"):
         merged(((first[0], *first[2:], first[1]), (second[0], second[2], second[1], second[3])))
 
 
 def test_an_unknown_schedule_is_refused() -> None:
     with pytest.raises(InputError, match=r"unknown schedule 'zero'; expected '1f1b', 'gpipe', .* or 'interleaved'"):
-        pass_orders("zero", 2, [1, 1])
+        _ = order_of("zero", 2, [1, 1]).orders

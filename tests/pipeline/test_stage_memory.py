@@ -18,9 +18,9 @@ from pipeline.staged import random_cuts, random_stage_view
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.profiling.hardware import named
 from tensoropt.program.fast_peak import Peaks
-from tensoropt.program.pass_memory import pass_memory
+from tensoropt.program.pass_memory import Messages, pass_memory, peak_together
 from tensoropt.program.passes import PARAMETERS
-from tensoropt.program.schedule import pass_orders
+from tensoropt.program.schedule import StepOrder
 from tensoropt.search.stages.memory import ends_of
 from tensoropt.sharding.resharding import PathFinder
 
@@ -38,12 +38,12 @@ def test_the_peak_of_passes_in_a_random_order_is_that_of_replaying_all(seed: int
     costing = costing_of(sliced, hardware, mesh)
     schedule, divides = rng.choice(OF_OWN_SUBMESHES), rng.random() < 0.5
     in_flight, deferred = ([rng.randint(least, n) for _ in range(stages.n)] for least in (1, 0))
-    order = pass_orders(schedule, n, in_flight, deferred)[index]
+    order = StepOrder(schedule, n, tuple(in_flight), tuple(deferred)).orders[index]
     divides = divides or any(each.work == PARAMETERS for each in order)
     ends = ends_of(stages.models[index], divides)
     slow, peaks = pass_memory(view, costing, PathFinder(Link()), ends), Peaks(sliced, costing, PathFinder(Link()))
     counted = passes(peaks, view, ends)
     for of_passes, of_slow in zip(vars(counted).values(), vars(slow).values(), strict=True):
         np.testing.assert_array_equal(of_passes, of_slow)
-    found = slow.peak_bytes(order, n)
+    found = peak_together({index: (slow, Messages())}, order, n)
     assert found == max(int(each.max()) for each in bytes_of_passes(view, costing, ends, order))

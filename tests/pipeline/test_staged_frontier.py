@@ -20,6 +20,7 @@ from tensoropt.ft import Budget, LowerBound
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import Hardware, Origin, named
 from tensoropt.program.fast_peak import Peaks
+from tensoropt.program.pass_memory import peak_together
 from tensoropt.program.schedule import StepOrder
 from tensoropt.report.differences import differences, differences_text
 from tensoropt.report.frontier_rows import FrontierRows
@@ -207,7 +208,8 @@ def test_the_bytes_of_a_stage_are_the_peak_of_its_passes_with_the_messages_that_
             for point in {0, len(of_stage) // 2, len(of_stage) - 1}:
                 ends = ends_of(of_stage.model, is_divided(of_stage, stage, order))
                 passes = of_stage.pass_memory(np.array([point]), ends)
-                assert found[point] == passes.peak_bytes(order.orders[stage], 4, messages.take([point]))
+                at_point = {stage: (passes, messages.take([point]))}
+                assert found[point] == peak_together(at_point, order.orders[stage], 4)
                 assert found[point] == needed_bytes(of_stage, point, stage, order)
         assert crossing_by_plan(of_stage, 0, bool(stage)) > 0
 

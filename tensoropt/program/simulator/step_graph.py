@@ -42,7 +42,7 @@ from ..gradient_flow import GradientFlow
 from ..passes import BACKWARD as BACKWARD_PASS
 from ..passes import FORWARD as FORWARD_PASS
 from ..passes import PARAMETERS, Orders, Pass
-from ..schedule import PLAIN, pass_orders
+from ..schedule import PLAIN, StepOrder
 from ..step import StepProgram, step_program
 from ..tasks import COMPUTE, FEED, GLOBAL, OPERAND, OPERATOR, RESHARD, RESULT, SENT, SHARED, SUM, Site, Task, Value
 from ..tasks import JOIN as JOIN_TASK
@@ -146,7 +146,7 @@ def step_graph(view: StrategyView, path_finder: PathFinder) -> StepGraph:
         InputError: a loss needs gradients or updated values, so that there are several passes, one after the other.
     """
     program = step_program(view, path_finder, is_whole=True)
-    orders = pass_orders(PLAIN, view.graph.n_micro_batches, (1,))
+    orders = StepOrder(PLAIN, view.graph.n_micro_batches, (1,), (0,)).orders
     return stages_graph([StageProgram(view, program, GradientFlow(view, path_finder))], orders)
 
 
