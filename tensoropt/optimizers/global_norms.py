@@ -128,16 +128,11 @@ def _as_clipped(on: OnRank, gradients: Gradients) -> list[Gradient | None]:
     steps, seen = inner.gradient_accumulation_steps, []
     for index, gradient in enumerate(gradients):
         if gradient is not None and scale is not None:
-            gradient = over_values(partial(_unscaled, scale=scale), gradient)
+            gradient = over_values(lambda value: value / tf.cast(scale, value.dtype), gradient)
         if gradient is not None and steps:
             gradient = (tf.convert_to_tensor(gradient) + inner._accumulated_gradients[index].value) / steps
         seen.append(gradient)
     return seen
-
-
-def _unscaled(value: tf.Tensor, scale: Any) -> tf.Tensor:
-    """Return a gradient without the loss's scale."""
-    return value / tf.cast(scale, value.dtype)
 
 
 def _count_infinite(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -61,47 +60,23 @@ def broadcast_object(comm: Any, value: Any) -> Any:
     return value if comm.rank == 0 else pickle.loads(buffer.data)
 
 
-def gather_objects(comm: Any, value: Any) -> list[Any]:
-    """Return every rank's value, in rank order, on every rank of a communicator."""
-    sent, sizes = _pickled(comm, value)
-    parts: list[list[np.ndarray]] = [[] for _ in sizes]
-    for bounds in _rounds(sizes):
-        counts = [end - start for start, end in bounds]
-        received = np.empty(sum(counts), np.uint8)
-        start, end = bounds[comm.rank]
-        wait_for_all(comm.Iallgatherv(sent[start:end], (received, counts)))
-        _share_out(received, counts, parts)
-    return [pickle.loads(np.concatenate(each).data) for each in parts]
-
-
-def collect_objects(comm: Any, value: Any, rank: int) -> list[Any] | None:
-    """Return every rank's value, in rank order, on one rank of a communicator; None on the others."""
-    sent, sizes = _pickled(comm, value)
-    parts: list[list[np.ndarray]] = [[] for _ in sizes]
-    for bounds in _rounds(sizes):
-        counts = [end - start for start, end in bounds]
-        received = np.empty(sum(counts) if comm.rank == rank else 0, np.uint8)
-        start, end = bounds[comm.rank]
-        wait_for_all(comm.Igatherv(sent[start:end], (received, counts) if comm.rank == rank else None, root=rank))
-        if comm.rank == rank:
-            _share_out(received, counts, parts)
-    return [pickle.loads(np.concatenate(each).data) for each in parts] if comm.rank == rank else None
-
-
-def _pickled(comm: Any, value: Any) -> tuple[np.ndarray, list[int]]:
-    """Return this rank's value as bytes, and the number of bytes of each rank's value."""
-    sent = np.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), np.uint8)
-    sizes = np.empty(comm.size, np.int64)
+def gather_objects(comm: Any, value: Any, root: int | None = None) -> list[Any]:
+    """Return every rank's value, in rank order, on every rank of a communicator; or on one, and nothing on the others."""
+    sent, sizes = np.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), np.uint8), np.empty(comm.size, np.int64)
     wait_for_all(comm.Iallgather(np.array([len(sent)], np.int64), sizes))
-    return sent, [int(size) for size in sizes]
+    is_here = root in (None, comm.rank)
+    parts: list[list[np.ndarray]] = [[] for _ in range(comm.size if is_here else 0)]
+    for bounds in _rounds(sizes.tolist()):
+        counts = [end - start for start, end in bounds]
+        received = np.empty(sum(counts) if is_here else 0, np.uint8)
+        own, into = sent[slice(*bounds[comm.rank])], (received, counts) if is_here else None
+        wait_for_all(comm.Iallgatherv(own, into) if root is None else comm.Igatherv(own, into, root=root))
+        for part, each in zip(parts, np.split(received, np.cumsum(counts[:-1])), strict=False):
+            part.append(each)
+    return [pickle.loads(np.concatenate(each).data) for each in parts]
 
 
 def _rounds(sizes: Sequence[int]) -> list[list[tuple[int, int]]]:
     """Return, for each round, the range (start, end) of each rank's bytes that the round moves."""
     each = max(1, ROUND_BYTES // len(sizes))
     return [[(min(start, size), min(start + each, size)) for size in sizes] for start in range(0, max(sizes), each)]
-
-
-def _share_out(received: np.ndarray, counts: Sequence[int], parts: Sequence[list[np.ndarray]]) -> None:
-    for part, end, count in zip(parts, accumulate(counts), counts, strict=True):
-        part.append(received[end - count : end])

@@ -28,7 +28,7 @@ from .launch.machines import machine_shape
 from .launch.mpirun import share_of_cores, usable_cores
 from .launch.separate_starts import refuse_separate_processes
 from .mpi_start import started_mpi, within_timeout
-from .objects_between_ranks import broadcast_object, collect_objects, gather_objects, wait_for_all
+from .objects_between_ranks import broadcast_object, gather_objects, wait_for_all
 
 __all__ = ["Processes", "current_processes", "display_here", "install_error_handling", "launched_as"]
 
@@ -236,7 +236,7 @@ class Processes:
         if self.alone:
             return [value]
         with self.waiting_in("gather"):
-            return collect_objects(self.comm, value, rank)
+            return gather_objects(self.comm, value, rank) or None
 
     def gather_max(self, value: float) -> float:
         """Return the largest of the ranks' numbers, on every rank."""

@@ -14,7 +14,7 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -189,13 +189,9 @@ def keep_newest(location: CheckpointLocation, max_to_keep: int | None) -> None:
     names = names[len(gone) :]
     state = tf.compat.v1.train.generate_checkpoint_state_proto(str(location.folder.absolute()), location.name, names)
     text = text_format.MessageToString(state)
-    write_atomically(location.folder / "checkpoint", _writer(text), "the list of checkpoints")
+    write_atomically(location.folder / "checkpoint", lambda partial: partial.write_text(text), "the list of checkpoints")
     for name in gone:
         CheckpointLocation(location.folder, name).remove()
-
-
-def _writer(text: str) -> Callable[[Path], object]:
-    return lambda partial: partial.write_text(text)
 
 
 def listed_prefixes(folder: Path) -> list[str]:

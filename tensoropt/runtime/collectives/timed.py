@@ -85,10 +85,7 @@ class TimedCommunicator:
         self.calls.append(replace(calls[0], n_bytes=n_bytes, seconds=seconds))
 
     def all_gather(self, axes: Axes, send: Array, recv_shapes: Sequence[Shape], out: Array | None = None) -> list[Array]:
-        started = self.clock()
-        received = self.inner.all_gather(axes, send, recv_shapes, out)
-        self._note("all_gather", axes, sum(block.nbytes for block in received), started)
-        return received
+        return self._timed("all_gather", axes, None, send, recv_shapes, out)
 
     def all_to_all(
         self,
@@ -98,25 +95,21 @@ class TimedCommunicator:
         out: Array | None = None,
         joined: Array | None = None,
     ) -> list[Array]:
-        started = self.clock()
-        received = self.inner.all_to_all(axes, sends, recv_shapes, out, joined)
-        self._note("all_to_all", axes, sum(block.nbytes for block in sends), started)
-        return received
+        return self._timed("all_to_all", axes, sends, sends, recv_shapes, out, joined)
 
     def reduce_scatter(self, axes: Axes, sends: Sequence[Array], own_shape: Shape, joined: Array | None = None) -> Array:
-        started = self.clock()
-        result = self.inner.reduce_scatter(axes, sends, own_shape, joined)
-        self._note("reduce_scatter", axes, sum(block.nbytes for block in sends), started)
-        return self._followed(result)
+        return self._followed(self._timed("reduce_scatter", axes, sends, sends, own_shape, joined))
 
     def all_reduce(self, axes: Axes, array: Array, op: str = "sum") -> Array:
-        started = self.clock()
-        result = self.inner.all_reduce(axes, array, op)
-        self._note("all_reduce", axes, array.nbytes, started)
-        return self._followed(result)
+        return self._followed(self._timed("all_reduce", axes, [array], array, op))
 
-    def _note(self, kind: str, axes: Axes, n_bytes: int, started: float) -> None:
+    def _timed(self, kind: str, axes: Axes, counted: Sequence[Array] | None, *arguments: Any) -> Any:
+        """Run a collective, and record its time and the bytes of some arrays; None for those that it returns."""
+        started = self.clock()
+        result = getattr(self.inner, kind)(axes, *arguments)
+        n_bytes = sum(block.nbytes for block in (result if counted is None else counted))
         self.calls.append(TimedCall(kind, axes, n_bytes, started, self.clock() - started))
+        return result
 
     def _followed(self, result: Array) -> Array:
         """Record a new result's memory, and its release once nothing refers to it any more. Return the result."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import FrameType
 
 import tensorflow as tf
@@ -61,7 +62,7 @@ def _running_one() -> str:
     return f"thread '{thread.name}' ({line_at(called, frame)})"
 
 
-class RefusedValues:
+class RefusedValues(AbstractContextManager[None]):
     """A context that reports which of the user's operators a value doesn't suit, if a kernel of TensorFlow's refuses it.
 
     It also explains that memory ran out, where it is told how.
@@ -69,9 +70,6 @@ class RefusedValues:
 
     def __init__(self, graph: Graph, out_of_memory: Callable[[str], str] | None = None) -> None:
         self._graph, self._out_of_memory = graph, out_of_memory
-
-    def __enter__(self) -> None:
-        """Begin to look out for refused values."""
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Explain an error of a kernel.
@@ -95,14 +93,11 @@ class RefusedValues:
         ) from error
 
 
-class CheckedValues:
+class CheckedValues(AbstractContextManager[None]):
     """A context that reports which of the user's assertions fails."""
 
     def __init__(self, where: str) -> None:
         self._where = where
-
-    def __enter__(self) -> None:
-        """Begin to check."""
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Explain an assertion that fails.
