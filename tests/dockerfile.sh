@@ -16,7 +16,7 @@ inside() { # USER COMMAND...: in the root, with its own /proc and what BINDS nam
   unshare --mount --pid --fork bash -c '
     root=$1; shift
     mount -t proc proc "$root/proc"
-    mount --rbind /dev "$root/dev"
+    mount --rbind /dev "$root/dev" && mount --rbind /sys "$root/sys"
     for each in ${BINDS-}; do
       if [ -d "$each" ]; then mkdir -p "$root$each"; else mkdir -p "$(dirname "$root$each")"; touch "$root$each"; fi
       mount --bind "$each" "$root$each"
