@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from ..common.reach import reached
 from ..ir.graph import PLACEHOLDER, VARIABLE, Graph, Operator
 from ..rules.random import FROM_KEY, FROM_SEED
 
@@ -81,16 +82,14 @@ def _uses_of_tables(graph: Graph, following: frozenset[str]) -> tuple[tuple[int,
 
 
 def _uses_of_followers(graph: Graph, table: str, stage_of: Mapping[str, int], following: Collection[str]) -> Iterable[int]:
-    """Yield the stages of operators that use what is made of a table alone."""
-    pending, seen = [table], {table}
-    while pending:
-        for op in graph.consumers.get(pending.pop(), ()):
-            if op.name in following:
-                made = [tensor.name for tensor in op.outputs if tensor.name not in seen]
-                pending += made
-                seen.update(made)
-                for name in made:
-                    yield from (stage_of[each.name] for each in graph.consumers.get(name, ()) if each.name not in following)
+    """Return the stages of operators that use what is made of a table alone."""
+
+    def made_of(name: str) -> Iterable[str]:
+        users = (op for op in graph.consumers.get(name, ()) if op.name in following)
+        return (tensor.name for op in users for tensor in op.outputs)
+
+    users = (op for name in reached(made_of(table), made_of) for op in graph.consumers.get(name, ()))
+    return (stage_of[op.name] for op in users if op.name not in following)
 
 
 @lru_cache(maxsize=16)

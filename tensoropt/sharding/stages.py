@@ -19,6 +19,7 @@ from functools import cached_property
 from itertools import chain, product
 
 from ..common.errors import InputError
+from ..common.reach import reached
 from ..ir.gradient_info import Backward
 from ..ir.graph import PLACEHOLDER, SOURCES, VARIABLE, Graph, MicroBatching, Operator, Tensor
 from .branches import early_first, runs_early
@@ -331,6 +332,10 @@ class Stages:
         graph = self.whole.graph
         if not self.cuts:
             return (frozenset(graph.operators),)
+
+        def producers_of(name: str) -> list[str]:
+            return [graph.producers[tensor.name].name for _, tensor in graph.operators[name].operands]
+
         constants = constant(graph)
         found: list[set[str]] = [set(self._everywhere) for _ in range(self.n)]
         for name, stage in self._homes.items():
@@ -340,13 +345,8 @@ class Stages:
             if name not in constants and name not in self._everywhere:
                 found[stage].add(name)
         for members in found:
-            wanted = [graph.producers[t.name].name for name in members for _, t in graph.operators[name].operands]
-            pending = [name for name in wanted if name in self._shared]
-            while pending:
-                name = pending.pop()
-                if name not in members:
-                    members.add(name)
-                    pending += [graph.producers[tensor.name].name for _, tensor in graph.operators[name].operands]
+            wanted = [name for each in members for name in producers_of(each) if name in self._shared]
+            members.update(reached(wanted, producers_of))
         # What nobody uses is fetched from the last stage.
         unused = (name for name in self._shared if not any(name in members for members in found))
         found[-1].update(unused)

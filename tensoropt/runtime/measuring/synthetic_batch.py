@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
+from ...common.reach import reached
 from ...ir.graph import PLACEHOLDER, Graph, Operator, Tensor
 from ...program.fetch import Fetch
 from ..step.functions import Feed
@@ -19,6 +20,7 @@ _INDICES = {
     "ResourceGather": (1, 0, 0),
     "UnsortedSegmentSum": (1, 0, 0),
 }
+_VIEWS = ("Reshape", "Squeeze", "ExpandDims", "Cast", "Identity", "StridedSlice")
 
 
 def synthetic_step(graph: Graph) -> tuple[Fetch, dict[Feed, np.ndarray]]:
@@ -53,17 +55,14 @@ def _bound(tensor: Tensor, consumers: dict[str, list[Operator]]) -> int:
 
     It is 1, so that all indices are 0, if no consumer gives a bound.
     """
-    bounds = []
-    pending, seen = [tensor.name], {tensor.name}
-    while pending:
-        name = pending.pop()
-        for op in consumers.get(name, ()):
-            if op.type in _INDICES:
-                position, of_operand, dimension = _INDICES[op.type]
-                indices, bounding = op.inputs[position], op.inputs[of_operand]
-                if indices is not None and indices.name == name and bounding is not None:
-                    bounds.append(bounding.shape[dimension])
-            elif op.type in ("Reshape", "Squeeze", "ExpandDims", "Cast", "Identity", "StridedSlice"):
-                pending += [out.name for out in op.outputs if out.name not in seen]
-                seen.update(out.name for out in op.outputs)
+
+    def viewed(name: str) -> list[str]:
+        return [out.name for op in consumers.get(name, ()) if op.type in _VIEWS for out in op.outputs]
+
+    names, bounds = reached([tensor.name], viewed), []
+    for op in (op for name in names for op in consumers.get(name, ()) if op.type in _INDICES):
+        position, of_operand, dimension = _INDICES[op.type]
+        indices, bounding = op.inputs[position], op.inputs[of_operand]
+        if indices is not None and indices.name in names and bounding is not None:
+            bounds.append(bounding.shape[dimension])
     return min(bounds, default=1)
