@@ -14,7 +14,7 @@ import os
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from ..common.errors import cut
@@ -62,6 +62,10 @@ class Store:
         environment: all that measurements depend on besides the work.
         say: is called with a sentence about what went wrong.
         patience_s: how long to wait for a lock of another process.
+
+    Attributes:
+        measured: the measured operators by the key of their work.
+        step_s: seconds of a step of a plan and of data parallelism, measured interleaved, by the plan's key.
     """
 
     def __init__(
@@ -69,32 +73,22 @@ class Store:
     ) -> None:
         self.environment = environment
         self._path, self._say, self._patience_s = path, say, patience_s
-        self._measured: dict[str, Measured] = {}
-        self._step_s: dict[str, tuple[float, float]] = {}
+        self.measured: dict[str, Measured] = {}
+        self.step_s: dict[str, tuple[float, float]] = {}
         self._connection: sqlite3.Connection | None = None
         self._connection = self._opened()
-
-    @property
-    def measured(self) -> Mapping[str, Measured]:
-        """The measured operators by the key of their work."""
-        return self._measured
-
-    @property
-    def step_s(self) -> Mapping[str, tuple[float, float]]:
-        """Seconds of a step of a plan and of data parallelism, measured interleaved, by the plan's key."""
-        return self._step_s
 
     def add(self, operators: Iterable[Measured]) -> None:
         """Keep measurements; an earlier one of an equal work is replaced."""
         added = {each.work.key: each for each in operators}
-        self._measured.update(added)
+        self.measured.update(added)
         self._write(_WRITE, [(self.environment, key, *_row(each)) for key, each in added.items()])
 
     def add_step_s(self, key: str, plan_s: float, data_parallel_s: float) -> None:
         """Keep the seconds of a step of a plan and of data parallelism, measured interleaved; earlier ones of the key
         are replaced.
         """
-        self._step_s[key] = plan_s, data_parallel_s
+        self.step_s[key] = plan_s, data_parallel_s
         self._write(_WRITE_STEPS, [(self.environment, key, plan_s, data_parallel_s)])
 
     def close(self) -> None:
@@ -162,9 +156,9 @@ class Store:
     def _read(self, connection: sqlite3.Connection) -> None:
         for row in connection.execute(_READ, (self.environment,)):
             work = WorkItem(*row[: _OF_WORK + 2])
-            self._measured[work.key] = Measured(work, *row[_OF_WORK + 2 :])
+            self.measured[work.key] = Measured(work, *row[_OF_WORK + 2 :])
         for key, plan_s, data_parallel_s in connection.execute(_READ_STEPS, (self.environment,)):
-            self._step_s[key] = plan_s, data_parallel_s
+            self.step_s[key] = plan_s, data_parallel_s
 
     def _read_only(self, path: Path) -> None:
         """Read what can be read of a file that can't be written; if its folder can't be written either, read it without
@@ -179,8 +173,8 @@ class Store:
 
     def _restarted(self, path: Path, error: sqlite3.Error) -> sqlite3.Connection | None:
         aside = path.with_name(f"{path.name}.broken-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
-        self._measured.clear()
-        self._step_s.clear()
+        self.measured.clear()
+        self.step_s.clear()
         try:
             with contextlib.suppress(FileNotFoundError):  # another rank was first
                 path.replace(aside)

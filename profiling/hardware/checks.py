@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from ...common.errors import short
+
+_Made = TypeVar("_Made")
 
 
 class HardwareError(ValueError):
@@ -34,6 +37,12 @@ def positive_integer(value: object, field: str, expected: str, most: float = mat
     if value != int(value) or value > most:
         raise fail(field, value, expected)
     return int(value)
+
+
+def set_numbers(of: object, where: str, expected: Mapping[str, tuple[str, float | None]]) -> None:
+    """Make attributes of a frozen dataclass floats; each has what is expected of it, and the least number."""
+    for name, (what, least) in expected.items():
+        object.__setattr__(of, name, number(getattr(of, name), f"{where}{name}", what, least))
 
 
 def text(value: object, field: str, expected: str = "a text that is not empty") -> str:
@@ -66,3 +75,10 @@ def fields(value: object, where: str, required: Collection[str], optional: Colle
         if name not in known:
             raise HardwareError(f"{prefix}{name}: unknown field; known are {', '.join(known)}")
     return values
+
+
+def made(kind: type[_Made], value: object, where: str) -> _Made:
+    """Return the dataclass that a JSON object of its fields describes; fields with a default may be missing."""
+    names = {each.name: each.default is dataclasses.MISSING for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    optional = [name for name, is_required in names.items() if not is_required]
+    return kind(**fields(value, where, [name for name in names if name not in optional], optional))

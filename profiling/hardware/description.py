@@ -28,7 +28,7 @@ from . import checks
 from .checks import HardwareError
 from .collective_table import CollectiveTable, tables_from_json
 from .frozen import FrozenMapping, freeze
-from .rates import NO_RATES, Origin, Rates, origin_from_json, rates_from_json, rates_to_json
+from .rates import NO_RATES, Origin, Rates, rates_from_json, rates_to_json
 from .topology import Topology, topology_from_json
 
 FORMAT = "tensoropt/hardware"
@@ -36,6 +36,7 @@ VERSION = 1
 COMMUNICATING_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 PARTS_OF_COLLECTIVES = ("collective_call_us", "collective_path_us")
 _EMPTY: FrozenMapping[Any] = FrozenMapping({})
+_MICROSECONDS, _PER_SECOND = ("microseconds, at least 0", 0), "a positive number per second"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,26 +66,15 @@ class Device:
         rates = checks.mapping(self.flops_per_s, "device.flops_per_s", "an object from dtype to operations per second")
         if "float32" not in rates:
             raise HardwareError(f"device.flops_per_s.float32: missing; got rates for {', '.join(rates) or 'no dtype'}")
-        per_second = "a positive number per second"
-        values = {
-            "memory_bytes": checks.positive_integer(
-                self.memory_bytes, "device.memory_bytes", "a positive whole number of bytes"
-            ),
-            "flops_per_s": FrozenMapping(
-                {dtype: checks.number(rate, f"device.flops_per_s.{dtype}", per_second) for dtype, rate in rates.items()}
-            ),
-            "memory_bytes_per_s": checks.number(self.memory_bytes_per_s, "device.memory_bytes_per_s", per_second),
-            "operator_overhead_us": checks.number(
-                self.operator_overhead_us, "device.operator_overhead_us", "microseconds, at least 0", least=0
-            ),
-            "copied_bytes_per_s": checks.number(
-                self.copied_bytes_per_s, "device.copied_bytes_per_s", "bytes per second, at least 0", least=0
-            ),
-        }
-        if self.watts is not None:
-            values["watts"] = checks.number(self.watts, "device.watts", "a positive number of watts")
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        n_bytes = checks.positive_integer(self.memory_bytes, "device.memory_bytes", "a positive whole number of bytes")
+        rates = {dtype: checks.number(rate, f"device.flops_per_s.{dtype}", _PER_SECOND) for dtype, rate in rates.items()}
+        object.__setattr__(self, "memory_bytes", n_bytes)
+        object.__setattr__(self, "flops_per_s", FrozenMapping(rates))
+        checks.set_numbers(self, "device.", {
+            "memory_bytes_per_s": (_PER_SECOND, None), "operator_overhead_us": _MICROSECONDS,
+            "copied_bytes_per_s": ("bytes per second, at least 0", 0),
+            **({} if self.watts is None else {"watts": ("a positive number of watts", None)}),
+        })  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +97,8 @@ class LinkLevel:
     def __post_init__(self) -> None:
         checks.text(self.name, "levels.name")
         where, units = f"levels[{self.name}]", f"a positive whole number of units, at most {MOST_UNITS:,}"
-        values = {
-            "count": checks.positive_integer(self.count, f"{where}.count", units, MOST_UNITS),
-            "latency_us": checks.number(self.latency_us, f"{where}.latency_us", "microseconds, at least 0", least=0),
-            "bytes_per_s": checks.number(self.bytes_per_s, f"{where}.bytes_per_s", "a positive number per second"),
-        }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "count", checks.positive_integer(self.count, f"{where}.count", units, MOST_UNITS))
+        checks.set_numbers(self, f"{where}.", {"latency_us": _MICROSECONDS, "bytes_per_s": (_PER_SECOND, None)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,15 +139,11 @@ class Hardware:
     def __post_init__(self) -> None:
         checks.text(self.name, "name")
         if self.price_per_hour is not None:
-            price = checks.number(self.price_per_hour, "price_per_hour", "a price of at least 0", least=0)
-            object.__setattr__(self, "price_per_hour", price)
-        for name in PARTS_OF_COLLECTIVES:
-            part_us = checks.number(getattr(self, name), name, "microseconds, at least 0", least=0)
-            object.__setattr__(self, name, part_us)
-        share = checks.number(self.exposed_share, "exposed_share", "a share, more than 0 and at most 1")
-        if share > 1:
-            raise checks.fail("exposed_share", share, "a share, more than 0 and at most 1")
-        object.__setattr__(self, "exposed_share", share)
+            checks.set_numbers(self, "", {"price_per_hour": ("a price of at least 0", 0)})
+        share = "a share, more than 0 and at most 1"
+        checks.set_numbers(self, "", {**dict.fromkeys(PARTS_OF_COLLECTIVES, _MICROSECONDS), "exposed_share": (share, None)})
+        if self.exposed_share > 1:
+            raise checks.fail("exposed_share", self.exposed_share, share)
         object.__setattr__(self, "levels", tuple(self.levels))
         if not self.levels:
             raise checks.fail("levels", [], "at least one level")
@@ -266,19 +247,8 @@ class Hardware:
 
     def to_json(self) -> dict[str, Any]:
         """Return the description as a JSON object of a hardware file."""
-        device = {
-            "name": self.device.name,
-            "memory_bytes": self.device.memory_bytes,
-            "flops_per_s": dict(self.device.flops_per_s),
-            "memory_bytes_per_s": self.device.memory_bytes_per_s,
-            "operator_overhead_us": self.device.operator_overhead_us,
-            **({"copied_bytes_per_s": self.device.copied_bytes_per_s} if self.device.copied_bytes_per_s else {}),
-            **({"watts": self.device.watts} if self.device.watts is not None else {}),
-        }
-        levels = [
-            {"name": lv.name, "count": lv.count, "latency_us": lv.latency_us, "bytes_per_s": lv.bytes_per_s}
-            for lv in self.levels
-        ]
+        device = {**asdict(self.device), "flops_per_s": dict(self.device.flops_per_s)}
+        known = {key: value for key, value in device.items() if value or key not in ("copied_bytes_per_s", "watts")}
         collectives = {
             kind: {axes: table.to_json() for axes, table in tables.items()} for kind, tables in self.collectives.items()
         }
@@ -287,8 +257,8 @@ class Hardware:
             "format": FORMAT,
             "version": VERSION,
             "name": self.name,
-            "device": device,
-            "levels": levels,
+            "device": known,
+            "levels": [asdict(level) for level in self.levels],
             "collectives": collectives,
             "operators": rates_to_json(self.operators),
             "provenance": dict(self.provenance),
@@ -314,24 +284,19 @@ class Hardware:
             ("collectives", "operators", "provenance", "measured", *PARTS_OF_COLLECTIVES, "exposed_share", "topology",
              "price_per_hour"),
         )  # fmt: skip
-        device_fields = ("name", "memory_bytes", "flops_per_s", "memory_bytes_per_s")
-        optional_fields = ("operator_overhead_us", "copied_bytes_per_s", "watts")
-        device = checks.fields(top["device"], "device", device_fields, optional_fields)
-        level_fields = ("name", "count", "latency_us", "bytes_per_s")
-        levels = checks.sequence(top["levels"], "levels", "a list of levels, outermost first")
+        device = checks.made(Device, top["device"], "device")
+        levels = enumerate(checks.sequence(top["levels"], "levels", "a list of levels, outermost first"))
         optional = {name: top.get(name, {}) for name in ("collectives", "operators", "provenance")}
         for name, given in optional.items():
             checks.mapping(given, name, "an object")
         return cls(
             name=top["name"],
-            device=Device(**device),
-            levels=tuple(
-                LinkLevel(**checks.fields(level, f"levels[{index}]", level_fields)) for index, level in enumerate(levels)
-            ),
+            device=device,
+            levels=tuple(checks.made(LinkLevel, level, f"levels[{index}]") for index, level in levels),
             collectives={kind: tables_from_json(kind, tables) for kind, tables in optional["collectives"].items()},
             provenance=optional["provenance"],
             operators=rates_from_json(optional["operators"]),
-            measured=origin_from_json(top["measured"]) if "measured" in top else None,
+            measured=checks.made(Origin, top["measured"], "measured") if "measured" in top else None,
             **{name: top.get(name, 0.0) for name in PARTS_OF_COLLECTIVES},
             exposed_share=top.get("exposed_share", 1.0),
             topology=topology_from_json(top["topology"]) if "topology" in top else None,

@@ -29,9 +29,7 @@ class OperatorRate:
     samples: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("overhead_us", "us_per_gflop", "us_per_gb", "spread"):
-            value = checks.number(getattr(self, name), name, "a number of at least 0", least=0)
-            object.__setattr__(self, name, value)
+        checks.set_numbers(self, "", dict.fromkeys((*_NUMBERS, "spread"), ("a number of at least 0", 0)))
         if not self.overhead_us + self.us_per_gflop + self.us_per_gb > 0:
             raise checks.fail("overhead_us, us_per_gflop, us_per_gb", 0, "at least one above 0: nothing takes no time")
         object.__setattr__(self, "samples", checks.positive_integer(self.samples, "samples", "a positive whole number"))
@@ -128,13 +126,3 @@ def rates_to_json(rates: Rates) -> dict[str, Any]:
         name: {dtype: {way: asdict(rate) for way, rate in ways.items()} for dtype, ways in dtypes.items()}
         for name, dtypes in rates.items()
     }
-
-
-def origin_from_json(value: object) -> Origin:
-    """Read the field ``measured`` of a hardware file.
-
-    Raises:
-        HardwareError: a field is missing, unknown or impossible.
-    """
-    needed, others = ("date", "tensorflow", "threads"), ("is_complete", "is_quick", "collectives")
-    return Origin(**checks.fields(value, "measured", needed, others))
