@@ -25,29 +25,15 @@ from ..ir.graph import Operator
 
 Gradients = list[tf.Tensor | None]
 Pulled = dict[int, tf.Tensor]
+Pull = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, Collection[int]], Pulled]
 MEAN, BIAS_ADD = "Mean", "BiasAdd"
 CONVOLUTION, DEPTHWISE, TRANSPOSED = "Conv2D", "DepthwiseConv2dNative", "BackpropInput"
 _FEW_CHANNELS = 16
 
 
-def _of_sum(x: tf.Tensor, y: tf.Tensor, gradient: tf.Tensor, positions: Collection[int]) -> Pulled:
-    """Return the gradients of x + y as if nothing were broadcast, for the asked operands (0: x, 1: y)."""
-    return dict.fromkeys(positions, gradient)
-
-
-def _of_difference(x: tf.Tensor, y: tf.Tensor, gradient: tf.Tensor, positions: Collection[int]) -> Pulled:
-    """Return the gradients of x - y as if nothing were broadcast, for the asked operands (0: x, 1: y)."""
-    return {position: -gradient if position else gradient for position in positions}
-
-
-def _of_product(x: tf.Tensor, y: tf.Tensor, gradient: tf.Tensor, positions: Collection[int]) -> Pulled:
-    """Return the gradients of x * y as if nothing were broadcast, for the asked operands (0: x, 1: y)."""
-    return {position: x * gradient if position else gradient * y for position in positions}
-
-
-def _of_quotient(x: tf.Tensor, y: tf.Tensor, gradient: tf.Tensor, positions: Collection[int]) -> Pulled:
-    """Return the gradients of x / y as if nothing were broadcast, for the asked operands (0: x, 1: y)."""
-    return {position: gradient * (-x / y / y) if position else gradient / y for position in positions}
+def _each(gradient_of: Callable[[int, tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]) -> Pull:
+    """Return what pulls a gradient back to each asked operand by itself, given the operand, x, y and the gradient."""
+    return lambda x, y, gradient, positions: {position: gradient_of(position, x, y, gradient) for position in positions}
 
 
 def _of_squared_difference(x: tf.Tensor, y: tf.Tensor, gradient: tf.Tensor, positions: Collection[int]) -> Pulled:
@@ -58,14 +44,14 @@ def _of_squared_difference(x: tf.Tensor, y: tf.Tensor, gradient: tf.Tensor, posi
     return {position: -first if position else first for position in positions}
 
 
-# The functions that emit the gradients of operands as if nothing were broadcast, by operator type.
-_BROADCASTING: dict[str, Callable[[tf.Tensor, tf.Tensor, tf.Tensor, Collection[int]], Pulled]] = {
-    "Add": _of_sum,
-    "AddV2": _of_sum,
-    "Mul": _of_product,
-    "RealDiv": _of_quotient,
+# The gradients of operands (0: x, 1: y) as if nothing were broadcast, by operator type.
+_BROADCASTING: dict[str, Pull] = {
+    "Add": _each(lambda i, x, y, gradient: gradient),
+    "AddV2": _each(lambda i, x, y, gradient: gradient),
+    "Mul": _each(lambda i, x, y, gradient: x * gradient if i else gradient * y),
+    "RealDiv": _each(lambda i, x, y, gradient: gradient * (-x / y / y) if i else gradient / y),
     "SquaredDifference": _of_squared_difference,
-    "Sub": _of_difference,
+    "Sub": _each(lambda i, x, y, gradient: -gradient if i else gradient),
 }
 
 

@@ -24,8 +24,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from ..common.reach import reached
 from ..common.settings import LAG
-from .pull_back import BACKWARD, VIEWS, Created
+from .pull_back import BACKWARD, VIEWS, Created, sources_of
 
 Neighbours = Callable[[tf.Operation], Iterable[tf.Operation]]
 FUSED = 4
@@ -82,12 +83,8 @@ class BackwardRecord:
         dead: set[str] = set()
         for created, gradients in self.gradients:
             own = {op.name: op for op in operators[created.start : created.end]}
-            pending = [*(tensor.op for tensor in gradients), *(op for op in own.values() if op.type in COLLECTIVE_TYPES)]
-            while pending:
-                op = own.pop(pending.pop().name, None)
-                if op is not None:
-                    pending += _sources(op)
-            dead.update(own)
+            ends = [*(tensor.op for tensor in gradients), *(op for op in own.values() if op.type in COLLECTIVE_TYPES)]
+            dead.update(own.keys() - _needed(ends, own))
         return dead
 
 
@@ -120,7 +117,7 @@ def put_in_order(
         if op.name in out:
             continue
         if op.type in COLLECTIVE_TYPES or (
-            (op.name not in backward or op.type in VIEWS) and any(source.name in arriving for source in _sources(op))
+            (op.name not in backward or op.type in VIEWS) and any(source.name in arriving for source in sources_of(op))
         ):
             arriving.add(op.name)
             if not op.outputs:
@@ -138,16 +135,10 @@ def put_in_order(
             row.append(op)
 
 
-def _needed(ends: Iterable[tf.Operation], among: set[str]) -> set[str]:
+def _needed(ends: Iterable[tf.Operation], among: Container[str]) -> set[str]:
     """Return the names of the operators that some wait for, with their own, as far as they are among others."""
-    found: set[str] = set()
-    pending = list(ends)
-    while pending:
-        op = pending.pop()
-        if op.name in among and op.name not in found:
-            found.add(op.name)
-            pending += _sources(op)
-    return found
+    starts = (op for op in ends if op.name in among)
+    return {op.name for op in reached(starts, lambda op: (each for each in sources_of(op) if each.name in among))}
 
 
 def _names(operators: Sequence[tf.Operation], created: Iterable[Created]) -> set[str]:
@@ -251,7 +242,7 @@ def in_order(
         if name in backward:
             behind[name] = places[name]
             continue
-        waits = [behind.get(source.name, -1) for source in _sources(op)]
+        waits = [behind.get(source.name, -1) for source in sources_of(op)]
         for handle in _handles(op):
             waits.append(latest.get(handle.name, -1))
             if op.type != "ReadVariableOp" and handle.name not in latest:
@@ -273,7 +264,7 @@ def _last_of_loss(operators: Sequence[tf.Operation], n_forward: int) -> list[tf.
             needed.update(source.name for source in _sources_of_values(op))
     alone: dict[str, tf.Operation] = {}
     for op in operators[:n_forward]:
-        follows = all(source.name in needed or source.name in alone for source in _sources(op))
+        follows = all(source.name in needed or source.name in alone for source in sources_of(op))
         if follows and op.name not in needed and op.type not in COLLECTIVE_TYPES:
             alone[op.name] = op
     return [op for op in alone.values() if op.inputs and op.type not in _UNORDERED]
@@ -291,15 +282,9 @@ def constant_operators(operators: Sequence[tf.Operation]) -> set[str]:
     return found
 
 
-def _sources(op: tf.Operation) -> Iterator[tf.Operation]:
-    """Return the operators that an operator waits for, by data or by control dependency."""
-    yield from (tensor.op for tensor in op.inputs)
-    yield from op.control_inputs
-
-
 def _sources_of_values(op: tf.Operation) -> Iterator[tf.Operation]:
     """Return the operators that an operator waits for, without the callback before it in its chain."""
-    return (source for i, source in enumerate(_sources(op)) if i or op.type != CALLBACK)
+    return (source for i, source in enumerate(sources_of(op)) if i or op.type != CALLBACK)
 
 
 def _handles(op: tf.Operation) -> list[tf.Tensor]:

@@ -8,7 +8,7 @@ given: what they emit is made to read the other tensors at once, before anything
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -17,6 +17,7 @@ from tensorflow.python.eager import backprop_util
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import default_gradient
 
+from ..common.reach import reached
 from .operators import Values
 
 Key = tuple[str, int]
@@ -34,6 +35,12 @@ _TAKES_NONE = frozenset(
 _READS_ITSELF = frozenset(
     "Case If PartitionedCall StatefulPartitionedCall StatelessCase StatelessIf StatelessWhile While".split()
 )
+
+
+def sources_of(op: tf.Operation) -> Iterator[tf.Operation]:
+    """Return the operators that an operator waits for, by data or by control dependency."""
+    yield from (tensor.op for tensor in op.inputs)
+    yield from op.control_inputs
 
 
 def key_of(tensor: tf.Tensor) -> Key:
@@ -230,16 +237,11 @@ class Pullback:
         found = function(op, *gradients)
         emitted = op.graph.get_operations()[start:]
         names = {each.name for each in emitted}
-        pending = [tensor.op for tensor in list(op.inputs)[n_inputs:]]
-        ahead: set[str] = set()
-        while pending:
-            each = pending.pop()
-            if each.name in names and each.name not in ahead:
-                ahead.add(each.name)
-                self.forward_needs.append(each)
-                pending += [*(tensor.op for tensor in each.inputs), *each.control_inputs]
+        starts = [tensor.op for tensor in list(op.inputs)[n_inputs:] if tensor.op.name in names]
+        ahead = reached(starts, lambda op: [each for each in sources_of(op) if each.name in names])
+        self.forward_needs += ahead
         for each in emitted if self._again else ():
-            if each.name not in ahead and each.type not in _SHAPES:
+            if each not in ahead and each.type not in _SHAPES:
                 for i, tensor in enumerate(each.inputs):
                     read = self._read(tensor)
                     if read is not tensor:

@@ -256,7 +256,7 @@ class _Building:
 
     def _send_back(self, paths: ReshardingPaths, gradients: Values) -> Values:
         assert paths.backward is not None
-        return self.resharder.send_back(paths.backward, gradients, self.case.label, is_overlappable=False)
+        return self.resharder.run(paths.backward, gradients, self.case.label)
 
     def differentiate(self, emitted: list[_Emitted]) -> None:
         """Emit the gradients of all configs' operands, as a step's backward pass does."""

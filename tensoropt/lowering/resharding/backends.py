@@ -154,24 +154,13 @@ class TimedBackend(CommunicatingBackend):
         self.seconds.clear()
         return total
 
-    def runner(self, path: Path, what: str) -> Runner:
-        """Return a function that runs a path and records its duration."""
-        return self._timed(super().runner(path, what))
-
-    def maximum(self, path: Path, what: str) -> Runner:
-        """Return a function that runs a path of one all-reduce that takes maxima, and records its duration."""
-        return self._timed(super().maximum(path, what))
-
-    def together(self, paths: Sequence[Path], what: str) -> Runner:
-        """Return a function that runs several paths in one all-reduce, and records its duration."""
-        return self._timed(super().together(paths, what))
-
-    def _timed(self, run: Runner) -> Runner:
-        """Return ``run``, wrapped so that its duration is recorded."""
+    def _announced(self, what: str, run: Runner) -> Runner:
+        """Return ``run``, wrapped so that its duration is recorded as well."""
+        announced = super()._announced(what, run)
 
         def timed(*shards: np.ndarray) -> list[np.ndarray]:
             started = self.clock()
-            results = run(*shards)
+            results = announced(*shards)
             self.seconds.append(self.clock() - started)
             return results
 

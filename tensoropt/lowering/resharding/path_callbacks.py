@@ -131,31 +131,26 @@ class Callbacks:
 
     def call(self, run: Runner, operands: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
         """Emit a callback at the end of the main chain; return what ``run`` makes of the operands."""
-        return self._emit(lambda turn, *given: [_TURN, *run(*given)], list(operands), list(dtypes), False)
+        return self._emit(run, operands, dtypes, False)
 
     def _call(self, runner: Runner, values: Values, request: CollectiveRequest) -> Values:
         """Emit a callback at the end of its chain; return what the runner makes of the local values."""
         is_overlappable, n_values = request.is_overlappable and self.overlappable is not None, len(values)
 
-        def in_order(turn: np.ndarray, *shards: np.ndarray) -> Sequence[np.ndarray]:
-            """Run the path, and pass the number of the chain on."""
-            return [_TURN, *runner(*shards[:n_values])]
+        def run(*shards: np.ndarray) -> list[np.ndarray]:
+            return runner(*shards[:n_values])
 
         # The values that must have been computed before are operands too, for the same reason as the chain is one of data.
-        return self._emit(in_order, [*values, *request.after], [values[0].dtype] * n_values, is_overlappable)
+        return self._emit(run, [*values, *request.after], [values[0].dtype] * n_values, is_overlappable)
 
     def _emit(
-        self,
-        run: Callable[..., Sequence[np.ndarray]],
-        operands: Sequence[tf.Tensor],
-        dtypes: Sequence[tf.DType],
-        is_overlappable: bool,
+        self, run: Runner, operands: Sequence[tf.Tensor], dtypes: Sequence[tf.DType], is_overlappable: bool
     ) -> Values:
         """Emit a callback at the end of a chain; return its results but the first, which is the next one's turn."""
 
         def in_order(turn: np.ndarray, *given: np.ndarray) -> Sequence[np.ndarray]:
             keep_thread_state()
-            return run(turn, *given)
+            return [_TURN, *run(*given)]
 
         turn = self._turns[is_overlappable] if is_overlappable in self._turns else tf.constant(_TURN)
         name = OVERLAPPABLE_NAME if is_overlappable else NAME

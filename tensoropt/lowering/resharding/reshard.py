@@ -98,36 +98,28 @@ class Resharder:
             operator: the operator that the resharding is for.
             is_overlappable: whether only updates wait for the values.
         """
-        return self._run(paths.forward, values, resharding.reduction, operator, is_overlappable)
-
-    def regather(self, path: Path, values: Values, operator: str, after: Values) -> Values:
-        """Return local values after a path that is run once more, when the values ``after`` have been computed."""
-        return self._run(path, values, "sum", operator, after=tuple(after))
-
-    def send_back(self, path: Path, gradients: Values, operator: str, is_overlappable: bool) -> Values:
-        """Return gradients after the backward path of a resharding.
-
-        Args:
-            operator: the operator that the resharding is for.
-            is_overlappable: whether only updates wait for them.
-        """
-        return self._run(path, gradients, "sum", operator, is_overlappable)
+        return self.run(paths.forward, values, operator, is_overlappable, resharding.reduction)
 
     @property
     def joins(self) -> bool:
         """Return whether several gradients can be summed in one collective."""
         return self._emitter.joins
 
-    def _run(
+    def run(
         self,
         path: Path,
         values: Values,
-        reduction: str,
         operator: str,
         is_overlappable: bool = False,
-        after: tuple[tf.Tensor, ...] = (),
+        reduction: str = "sum",
+        after: Sequence[tf.Tensor] = (),
     ) -> Values:
-        """Emit a path and log its collectives; return the local values after it."""
+        """Emit a path and log its collectives; return the local values after it.
+
+        Args:
+            operator, is_overlappable: see :meth:`reshard`.
+            after: values that must have been computed before.
+        """
         if not path.steps:
             return values
         if not path.communicates:
@@ -141,13 +133,13 @@ class Resharder:
             if step.communicates
         ]
         self.log += collectives
-        request = CollectiveRequest(operator, ", then ".join(map(str, collectives)), reduction, is_overlappable, after)
-        return self._emitter.emit(path, values, request)
+        what = ", then ".join(map(str, collectives))
+        return self._emitter.emit(path, values, CollectiveRequest(operator, what, reduction, is_overlappable, tuple(after)))
 
     def send_back_together(self, paths: Sequence[Path], values: Sequence[Values], operators: Sequence[str]) -> list[Values]:
         """Return, by path, the sums over devices of gradients that only updates wait for, in one collective."""
         if len(paths) == 1:
-            return [self._run(paths[0], values[0], "sum", operators[0], is_overlappable=True)]
+            return [self.run(paths[0], values[0], operators[0], is_overlappable=True)]
         (step,), parts = paths[0].steps, tuple((name, path.shape) for name, path in zip(operators, paths, strict=True))
         shape = (sum(math.prod(path.shape) for path in paths),)
         entry = Collective(step.kind, axes_text(step.group_axes), shape, values[0][0].dtype.name, operators[0], True, parts)
