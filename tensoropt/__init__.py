@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .common.versions import check_python
 
 if TYPE_CHECKING:
-    from .plan.frontier_file import SavedFrontier
+    from .plan.frontier_file import Frontier, SavedPoint
     from .plan.plan import Plan
     from .profiling.hardware import Hardware
     from .session.session import Session
@@ -284,7 +284,7 @@ def load_plan(file: str | os.PathLike[str]) -> Plan:
     return Plan.load(file)
 
 
-def load_frontier(file: str | os.PathLike[str]) -> SavedFrontier:
+def load_frontier(file: str | os.PathLike[str]) -> Frontier[SavedPoint]:
     """Load a frontier that ``plan.frontier.save`` wrote, with every plan of it, without a search and without the model.
 
     :func:`load_plan` has an example.
@@ -292,9 +292,9 @@ def load_frontier(file: str | os.PathLike[str]) -> SavedFrontier:
     Raises:
         InputError: the file is missing, cut off, changed, or not a frontier.
     """
-    from .plan.frontier_file import SavedFrontier
+    from .plan.frontier_file import Frontier
 
-    return SavedFrontier.load(file)
+    return Frontier.load(file)
 
 
 def __getattr__(name: str) -> Any:

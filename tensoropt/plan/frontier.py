@@ -1,8 +1,7 @@
 """The frontier as a user asks it: all Pareto-minimal points of a model, each of which becomes a plan when it is asked for.
 
-The questions are the same for a frontier that a search has just found
-(:class:`..search.frontiers.find_frontier.ModelFrontier`) and for one that was read from a file
-(:class:`.frontier_file.SavedFrontier`), whichever two costs were searched.
+The questions are the same for a single search of a model (:class:`..search.frontiers.find_frontier.ModelFrontier`) and for
+points of several, or of a file (:class:`.frontier_file.Frontier`), whichever two costs were searched.
 """
 
 from __future__ import annotations
@@ -41,6 +40,8 @@ class PlanFrontier(ABC):
     """Points by ascending first and descending second objective, numbered from 0, with a plan for each.
 
     Attributes:
+        mesh: the mesh of devices that the plans run on.
+        hardware_name: the name of the hardware that the costs are for.
         found: the points as arrays of integers, and what is proven about them. Its ``mem_bytes`` are the first objective,
             its ``time_ns`` the second, whatever the objectives are.
         objectives: the names of the two objectives, ``("memory", "time")`` by default.
@@ -49,21 +50,13 @@ class PlanFrontier(ABC):
         why_stages: why there are stages where none were asked for; empty where they were.
     """
 
+    mesh: Mesh
+    hardware_name: str
     found: Frontier
     objectives: Objectives
     seconds_by_phase: Mapping[str, float] = MappingProxyType({})
     left_out: Sequence[str] = ()
     why_stages: str = ""
-
-    @property
-    @abstractmethod
-    def mesh(self) -> Mesh:
-        """The mesh of devices that the plans run on."""
-
-    @property
-    @abstractmethod
-    def hardware_name(self) -> str:
-        """The name of the hardware that the costs are for."""
 
     @property
     @abstractmethod
@@ -91,12 +84,21 @@ class PlanFrontier(ABC):
         """The ``ModelFrontier`` s of the whole model that were searched; empty where there are none, or they were loaded."""
         return ()
 
-    def parts(self, point: int) -> list[tuple[Any, int]]:
+    def fastest_without_stages(self, limit_bytes: int | None) -> tuple[Any, int] | None:
+        """Return the fastest point of the whole model that was searched, and fits: its ``ModelFrontier``, and its number.
+
+        None where nothing fits, or the whole model wasn't searched.
+        """
+        fastest = [(each, each.fastest_within(limit_bytes)) for each in self.without_stages]
+        fitting = [(each, number) for each, number in fastest if number is not None]
+        return min(fitting, key=lambda each: each[0].points[each[1]].time_us, default=None)
+
+    def parts(self, point: int) -> Sequence[tuple[Any, int]]:
         """Return for each stage of a point's plan the ``ModelFrontier`` that was searched, and the number of its point.
 
         They are none where the frontier was loaded.
         """
-        return []
+        return ()
 
     def passes(self, point: int) -> Passes:
         """Return in how many stages and micro-batches a point's plan takes a step, and the share in which devices wait."""

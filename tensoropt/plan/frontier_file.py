@@ -1,4 +1,4 @@
-"""Save and load a frontier with all its plans, so that later questions need neither a search nor the model.
+"""Points with their plans, in stages or not, and their file, with which later questions need neither a search nor the model.
 
 A plan of one stage consists of *parts*: one for each operator, and one for the reshardings of each operator's results.
 Points have most of their rows in common. So each part is stored once, with the few choices that occur, and a column says
@@ -12,10 +12,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 
@@ -23,18 +23,18 @@ from ..common.errors import InputError, cut
 from ..common.files import DAMAGE, read_json_of, reading_value, write_atomically
 from ..common.formats import FRONTIER
 from ..common.progress import Progress
-from ..costs.objectives import Objectives, StrategyCosts, parse_objectives
-from ..ft.frontier import Frontier
+from ..costs.objectives import MEMORY_TIME, Objectives, StrategyCosts, parse_objectives
+from ..ft.frontier import Frontier as Found
 from ..ft.lower_bound import LowerBound
 from ..program.liveness import PEAK_KEYS
 from ..report.checksum import check_signed, signed
 from ..report.frontier_rows import FrontierRows
-from ..report.plan_page import report_of
-from ..report.plan_rows import device_bytes_of
+from ..report.plan_page import points_report, report_of
+from ..report.plan_rows import PlanRows
 from ..reschedule.mesh import Mesh, mesh_of
 from .frontier import PlanFrontier
 from .plan import Plan
-from .points import FrontierPoint, Passes
+from .points import AnyPoint, FrontierPoint, Passes, Point
 from .stage_plan import levels_json
 
 FORMAT, VERSION = FRONTIER
@@ -58,112 +58,171 @@ class StoredPart:
     chosen: np.ndarray
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class SavedFrontier(PlanFrontier):
-    """A frontier as it is saved, which builds plans from what its file has.
+@dataclass(frozen=True, slots=True)
+class SavedPoint(Point):
+    """A point of a frontier as its file has it."""
 
-    Attributes:
-        value: its JSON value, without the checksum.
-    """
-
-    value: Mapping[str, Any]
-
-    @cached_property
-    def _rows(self) -> FrontierRows:
-        return FrontierRows(self.value)
-
-    @cached_property
-    def objectives(self) -> Objectives:  # type: ignore[override]
-        """The two costs that were searched."""
-        return parse_objectives(",".join(self.value["objectives"]))
-
-    @cached_property
-    def found(self) -> Frontier:  # type: ignore[override]
-        """The points; their strategies are not in its ``strategies`` (int32[P, 0]) but in the plans."""
-        value, bound = self.value, self.value["bound"]
-        return Frontier(
-            *self.costs.pair(self.objectives),
-            np.zeros((len(value["points"]), 0), np.int32),
-            value["eliminations"],
-            value["algorithm"],
-            bound and LowerBound(_ints(bound["mem_bytes"]), _ints(bound["time_ns"]), bound["source"]),
-        )
-
-    @cached_property
-    def costs(self) -> StrategyCosts:
-        rows = self.value["points"]
-        times = (_nanoseconds(row[key] for row in rows) for key in ("time_us", "compute_time_us", "overlap_time_us"))
-        return StrategyCosts(_ints(row[self._memory] for row in rows), *times)
+    rows: FrontierRows
+    number: int
 
     @property
-    def _memory(self) -> str:
-        """The memory by which points are in order: that of Equation (1), or the peak where they have stages."""
-        return "peak_bytes" if "rows" in self.value else "sum_bytes"
+    def costs(self) -> FrontierPoint:
+        row = self.rows.points[self.number]
+        return FrontierPoint(**{key: row[key] for key in COSTS})
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.rows.needed_bytes(self.number)
+
+    @property
+    def passes(self) -> Passes:
+        row = self.rows.points[self.number]
+        return Passes(row["stages"], row["micro_batches"], row["idle_share"])
+
+    @property
+    def gap(self) -> float | None:
+        return self.rows.points[self.number].get("gap")
+
+    @property
+    def peak(self) -> Mapping[str, Any] | None:
+        peak = self.rows.peak(self.number)
+        return None if peak is None else {key: peak[key] for key in PEAK_KEYS}
+
+    def plan(self, option: str, assumed: Mapping[str, Any]) -> Plan:
+        """Return the point's plan, the same as before the frontier was saved; its file has what it assumes."""
+        try:
+            value = self.rows.plan(self.number, option).value
+            stages = [{key: stage[key] for key in stage if key != "peak"} for stage in value["stages"]]
+            return Plan.from_json({**value, "exact": self.rows.value["bound"] is None, "stages": stages})
+        except DAMAGE as error:
+            why = f"{type(error).__name__}: {cut(error)}"
+            raise InputError(f"point {self.number} of the frontier is damaged ({why}); save the frontier again") from error
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Frontier(PlanFrontier, Generic[AnyPoint]):
+    """Points with plans in one stage or several, found or read from a file; see :class:`PlanFrontier`.
+
+    Attributes:
+        points_of: the points, by ascending first and descending second objective.
+        told: what the summary says of the search, but for why there are stages, what was left out, and the time.
+        bound: costs that no plan beats; None where the points are exactly the minimal ones.
+        assumed: the assumptions that plans record.
+        searched: the cuts that were searched, the model that isn't cut among them; none where the frontier was loaded.
+        is_interrupted: whether Ctrl-C ended the search.
+        value: its JSON value, without the checksum, where it was read; None where it was found.
+    """
+
+    points_of: tuple[AnyPoint, ...]
+    mesh: Mesh
+    hardware_name: str
+    told: str
+    bound: LowerBound | None
+    objectives: Objectives = MEMORY_TIME
+    algorithm: str = "stages"
+    eliminations: Mapping[str, int] = field(default_factory=dict)
+    assumed: Mapping[str, Any] = field(default_factory=dict)
+    seconds_by_phase: Mapping[str, float] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+    why_stages: str = ""
+    searched: tuple[Any, ...] = ()
+    is_interrupted: bool = False
+    value: Mapping[str, Any] | None = None
 
     @cached_property
     def points(self) -> tuple[FrontierPoint, ...]:
         """The costs of the points, by ascending first objective."""
-        return tuple(FrontierPoint(**{key: row[key] for key in COSTS}) for row in self.value["points"])
+        return tuple(point.costs for point in self.points_of)
+
+    @cached_property
+    def costs(self) -> StrategyCosts:
+        """The costs of all points, in the memory by which they are in order: the peak, if of several searches."""
+        times = ([getattr(each, key) for each in self.points] for key in ("time_us", "compute_time_us", "overlap_time_us"))
+        sums = self.peaks if self.gaps is not None else _ints(each.sum_bytes for each in self.points)
+        return StrategyCosts(sums, *map(_nanoseconds, times))
+
+    @cached_property
+    def found(self) -> Found:  # type: ignore[override]
+        """The points as arrays; their strategies are not in its ``strategies`` (int32[P, 0]) but in the plans."""
+        no_states = np.zeros((len(self.points_of), 0), np.int32)
+        return Found(*self.costs.pair(self.objectives), no_states, self.eliminations, self.algorithm, self.bound)
+
+    @property
+    def bounds_ns(self) -> np.ndarray:
+        bounds = [round(point.bound_us * 1e3) for point in self.points_of if point.bound_us is not None]
+        return np.array(bounds, np.int64) if bounds else super().bounds_ns
 
     @cached_property
     def gaps(self) -> np.ndarray | None:
-        rows = self.value["points"]
-        return np.array([row["gap"] for row in rows], np.float64) if "gap" in rows[0] else None
-
-    def passes(self, point: int) -> Passes:
-        row = self.value["points"][point]
-        return Passes(row["stages"], row["micro_batches"], row["idle_share"])
-
-    @property
-    def mesh(self) -> Mesh:
-        return mesh_of(self.value["mesh"])
-
-    @property
-    def hardware_name(self) -> str:
-        return str(self.value["hardware"])
-
-    def summary(self) -> str:
-        """Return one line on the search, as it was told; see :class:`PlanFrontier`."""
-        return str(self.value["summary"])
+        gaps = [point.gap for point in self.points_of]
+        return None if gaps[0] is None else np.array(gaps, np.float64)
 
     @cached_property
     def peaks(self) -> np.ndarray:
         """The peaks of all points in bytes, int64[P]."""
-        return _ints(row["peak_bytes"] for row in self.value["points"])
+        return _ints(point.peak_bytes for point in self.points_of)
+
+    def passes(self, point: int) -> Passes:
+        return self.points_of[self.check_point(point)].passes
 
     def peak_json(self, point: int) -> Mapping[str, Any] | None:
-        """Return the instant of a point's peak as a JSON value; None if its step wasn't stored."""
-        peak = self._rows.peak(self.check_point(point))
-        return None if peak is None else {key: peak[key] for key in PEAK_KEYS}
+        """Return the instant of a point's peak as a JSON value; None if its step isn't known."""
+        return self.points_of[self.check_point(point)].peak
+
+    def parts(self, point: int) -> Sequence[tuple[Any, int]]:
+        return self.points_of[self.check_point(point)].parts
+
+    @property
+    def without_stages(self) -> Sequence[Any]:
+        return [each.frontiers[0] for each in self.searched if each.stages.n == 1]
 
     def plan(self, point: int, option: str = "point") -> Plan:
-        """Return the plan of a point, the same as before the frontier was saved; see :class:`PlanFrontier`."""
+        """Return the plan of a point; see :class:`PlanFrontier`."""
         number = self.check_point(point)
-        try:
-            value = self._rows.plan(number, option).value
-            stages = [{key: stage[key] for key in stage if key != "peak"} for stage in value["stages"]]
-            made = Plan.from_json({**value, "exact": self._is_exact(value), "stages": stages})
-        except DAMAGE as error:
-            raise InputError(
-                f"point {number} of the frontier is damaged ({type(error).__name__}: {cut(error)}); save the frontier again"
-            ) from error
-        return replace(made, frontier=self, point=number, frontier_text=self.table(number))
+        plan = self.points_of[number].plan(option, self.assumed)
+        why = self.why_stages if len(plan.stages) > 1 else ""
+        return replace(plan, why_stages=why, frontier=self, point=number, frontier_text=self.table(number))
 
-    def _is_exact(self, plan: Mapping[str, Any]) -> bool:
-        return self.found.exact and len(plan["stages"]) == 1
+    def summary(self) -> str:
+        """Return one line on the search, as it was told; see :class:`PlanFrontier`."""
+        seconds = [f"{sum(self.seconds_by_phase.values()):.2f} s"] if self.seconds_by_phase else []
+        return "; ".join([self.told, *([self.why_stages] if self.why_stages else []), *self.left_out, *seconds])
+
+    def to_json(self, progress: Progress | None = None, chosen: int | None = None) -> Mapping[str, Any]:
+        """Return the JSON value that the frontier's file holds, without the checksum: the one that was read, if any was."""
+        if self.value is not None:
+            return self.value
+        points, rows = [], dict[str, int]()
+        for number, point in enumerate(self.points_of):
+            if progress is not None:
+                progress("plans", number, len(self))
+            points.append({**self.row(number), "plan": numbered(point.plan("point", self.assumed).to_json(), rows)})
+        details, plan = {} if chosen is None else {"chosen": chosen}, points[0]["plan"]
+        value = frontier_value(self, plan["assumed"], plan["model_digest"], points, details)
+        return {**value, "rows": [json.loads(row) for row in rows]}
 
     def save(self, file: str | os.PathLike[str], progress: Progress | None = None, chosen: int | None = None) -> None:
         """Write the frontier to a file; see :class:`PlanFrontier`."""
-        text = signed(_text(self.value))
+        text = signed(_text(self.to_json(progress, chosen)))
         write_atomically(file, lambda partial: Path(partial).write_text(text, encoding="utf-8"), "frontier")
 
     def report_value(self, title: str, chosen: int | None = None, model: str = "") -> dict[str, Any]:
-        """Return the data of the frontier's report, of all that its file has; see :class:`PlanFrontier`."""
-        rows = FrontierRows(json.loads(json.dumps(self.value)))  # tuples are lists there, and keys are text
-        return report_of(rows, title, chosen)
+        """Return the data of the frontier's report, of all that its file has, or with the chosen point's step."""
+        if self.value is not None:
+            rows = FrontierRows(json.loads(json.dumps(self.value)))  # tuples are lists there, and keys are text
+            return report_of(rows, title, chosen)
+        chosen = self.fastest_within(None) if chosen is None else self.check_point(chosen)
+        return points_report(
+            [self.row(number) for number in range(len(self))],
+            lambda number: PlanRows(self.plan(number).to_json()),
+            self.summary(),
+            title,
+            chosen,
+            self.points_of[chosen].details,
+        )
 
     @classmethod
-    def load(cls, file: str | os.PathLike[str]) -> SavedFrontier:
+    def load(cls, file: str | os.PathLike[str]) -> Frontier[SavedPoint]:
         """Read a frontier from a file.
 
         Raises:
@@ -172,27 +231,43 @@ class SavedFrontier(PlanFrontier):
         checks = {"frontier": partial(check_signed, "frontier", file)}
         _, value = read_json_of(file, {"frontier": FRONTIER}, checks)
         with reading_value("frontier", file):
-            loaded = cls({key: each for key, each in value.items() if key != "checksum"})
-            loaded.check()
+            loaded = read_frontier({key: each for key, each in value.items() if key != "checksum"})
+            _check(loaded)
             return loaded
 
-    def check(self) -> None:
-        """Read all but the plans of parts, which raises whatever error damage leads to."""
-        value = self.value
-        device_bytes_of(value["assumed"])
-        _ = self.found, self.mesh, self.points, self.peaks, [self.passes(point) for point in range(len(self))]
-        if "rows" in value:
-            _ = [self._rows.plan(point) for point in range(len(self))], self.plan(0)
-            return
-        columns = self._rows.columns
-        for part in value["operators"]:
-            _check_part(columns, part, len(part["choices"]))
-        for part in value["reshardings"]:
-            _check_part(columns, part, len(part["choices"]))
-            for choice in part["choices"]:
-                wrong = [i for i in choice if not 0 <= i < len(part["pool"])]
-                if wrong:
-                    raise ValueError(f"a choice names row {wrong[0]} of {len(part['pool'])}")
+
+def read_frontier(value: Mapping[str, Any]) -> Frontier[SavedPoint]:
+    """Return the frontier of a JSON value, which builds plans from what that has."""
+    rows, bound = FrontierRows(value), value["bound"]
+    return Frontier(
+        points_of=tuple(SavedPoint(rows, number) for number in range(len(rows))),
+        mesh=mesh_of(value["mesh"]),
+        hardware_name=str(value["hardware"]),
+        told=str(value["summary"]),
+        bound=bound and LowerBound(_ints(bound["mem_bytes"]), _ints(bound["time_ns"]), bound["source"]),
+        objectives=parse_objectives(",".join(value["objectives"])),
+        algorithm=value["algorithm"],
+        eliminations=value["eliminations"],
+        value=value,
+    )
+
+
+def _check(loaded: Frontier[SavedPoint]) -> None:
+    """Read all but the plans of parts, which raises whatever error damage leads to."""
+    value, rows = loaded.value, loaded.points_of[0].rows
+    assert value is not None
+    _ = loaded.found, loaded.peaks, [loaded.passes(point) for point in range(len(loaded))]
+    if "rows" in value:
+        _ = [rows.plan(point) for point in range(len(loaded))], loaded.plan(0)
+        return
+    for part in value["operators"]:
+        _check_part(rows.columns, part, len(part["choices"]))
+    for part in value["reshardings"]:
+        _check_part(rows.columns, part, len(part["choices"]))
+        for choice in part["choices"]:
+            wrong = [i for i in choice if not 0 <= i < len(part["pool"])]
+            if wrong:
+                raise ValueError(f"a choice names row {wrong[0]} of {len(part['pool'])}")
 
 
 def _check_part(columns: Sequence[np.ndarray], part: Mapping[str, Any], n_choices: int) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from .plan import Plan
 
 MAX_ROWS = 16
 
@@ -39,6 +43,49 @@ class Passes(NamedTuple):
     stages: int = 1
     micro_batches: int = 1
     idle_share: float = 0.0
+
+
+class Point(Protocol):
+    """A point of a frontier, which becomes a plan when that is asked for."""
+
+    @property
+    def costs(self) -> FrontierPoint: ...
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that are alive at once on a device."""
+
+    @property
+    def passes(self) -> Passes: ...
+
+    @property
+    def gap(self) -> float | None:
+        """By what share the point may be beaten in its stages and order; None of a single search."""
+
+    @property
+    def bound_us(self) -> float | None:
+        """The time that no step beats in the same stages, micro-batches and order, in no more memory; None if unknown."""
+        return None
+
+    @property
+    def parts(self) -> Sequence[tuple[Any, int]]:
+        """For each stage the ``ModelFrontier`` that was searched and the number of its point; none of a point of a file."""
+        return ()
+
+    @property
+    def peak(self) -> Mapping[str, Any] | None:
+        """The instant of the peak as a JSON value, see ``Peak.to_json``; None if it isn't known."""
+
+    @property
+    def details(self) -> Sequence[Mapping[str, Any] | None] | None:
+        """What a report shows of each stage beside the plan; None if that isn't known."""
+        return None
+
+    def plan(self, option: str, assumed: Mapping[str, Any]) -> Plan:
+        """Return the plan, which records an option and assumptions, on no frontier yet."""
+
+
+AnyPoint = TypeVar("AnyPoint", bound=Point)
 
 
 def thinned(n_points: int, always: set[int]) -> list[int]:

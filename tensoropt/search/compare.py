@@ -320,8 +320,7 @@ def beside_baselines(
         plan: the fastest plan of its frontier that fits, or an unsplit one beside its frontier.
         algorithms, limit_bytes, progress: as in :func:`compare`.
     """
-    frontier = plan.frontier
-    assert isinstance(frontier, ModelFrontier)
+    frontier: ModelFrontier = plan.frontier
     compared = compare(frontier, algorithms, limit_bytes, progress)
     joined = compared.frontier
     if np.array_equal(joined.found.strategies, frontier.found.strategies):

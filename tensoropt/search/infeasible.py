@@ -21,11 +21,12 @@ from ..common.words import counted
 from ..costs.held_bytes import least_held_bytes
 from ..ft import ALGORITHMS
 from ..ir.graph import VARIABLE
+from ..plan.frontier_file import Frontier
 from ..profiling.hardware import Hardware, LinkLevel
 from ..program.buffers import PARAMETERS, SLOTS
 from .baselines import OTHERS
 from .batch_size import batch_that_fits
-from .candidates.staged_frontier import StagedFrontier
+from .candidates.staged_frontier_points import PlanPoint
 from .first_look import first_look, held_anyway
 from .frontiers.find_frontier import LOOK, ModelFrontier
 from .problem.choices import STAGES
@@ -65,7 +66,7 @@ def time_for_more(tried: Sequence[ModelFrontier], started: float) -> float:
 
 
 def nothing_fits(
-    request: Request, tried: Sequence[ModelFrontier], started: float, in_stages: StagedFrontier | None = None
+    request: Request, tried: Sequence[ModelFrontier], started: float, in_stages: Frontier[PlanPoint] | None = None
 ) -> str:
     """Return the error message for a search on which nothing fits.
 
@@ -94,12 +95,12 @@ def nothing_fits(
     if all(each.n_bytes > request.limit_bytes for each in held):
         text += f"; {'; '.join(map(str, held))}"
     enough = least.n_bytes
-    if in_stages is not None and in_stages.points_of[0].n_bytes < enough:
+    if in_stages is not None and in_stages.points_of[0].peak_bytes < enough:
         point = in_stages.points_of[0]
         slices = f"{point.micro_batches} micro-batches" if point.micro_batches > 1 else "with the batch at once"
         text += f"; in {point.n_stages} stages {'and ' * (point.micro_batches > 1)}{slices} it is "
-        text += f"{point.n_bytes:,} bytes ({memory_text(point.n_bytes)}) on {in_stages.parallelism} devices"
-        enough = point.n_bytes
+        text += f"{point.peak_bytes:,} bytes ({memory_text(point.peak_bytes)}) on {in_stages.mesh.n_devices} devices"
+        enough = point.peak_bytes
     ways = _Ways(request, least, deadline).found()
     return f"{text}; use {', '.join([*ways, ''])}{'or ' * bool(ways)}memory={enough} or more"
 

@@ -12,6 +12,7 @@ from ..common.errors import InputError
 from ..common.progress import Progress
 from ..common.words import counted
 from ..common.workers import can_be_sent, n_workers, results
+from ..plan.frontier_file import Frontier
 from ..plan.plan import Plan
 from ..plan.scaling_curve import Curve, CurvePoint
 from ..profiling.available_memory import available_memory_bytes
@@ -20,8 +21,7 @@ from .asked import Request, asks_for_stages, parallelisms
 from .candidates.find_staged import find_with_stages
 from .candidates.joined_frontier import why_too_large
 from .candidates.search_candidates import WORTH_STAGES, CandidateSearch
-from .candidates.staged_frontier import StagedFrontier
-from .candidates.staged_frontier_points import point_of_whole
+from .candidates.staged_frontier_points import PlanPoint
 from .curve_points import curve_point, unreachable_point
 from .frontiers.find_frontier import ModelFrontier
 from .infeasible import least_needed, nothing_fits, time_for_more
@@ -120,42 +120,34 @@ def _found(
         if in_stages is not None and number is not None:
             return in_stages.plan(number, option)
         if alone is not None:
-            plan = _unrolled(*alone, option, request)
-            return dataclasses.replace(
-                unsplit_if_as_fast(plan, request) if option == "mini_time" else plan, hint=searched[-1].hint
-            )
+            plan = unsplit_if_as_fast(_unrolled(*alone, option, request), request)
+            return dataclasses.replace(plan, hint=searched[-1].hint)
     if why is not None:
         raise why
-    least = min((each.least for each in searched if each.least), key=lambda each: each.points_of[0].n_bytes, default=None)
+    least = min((each.least for each in searched if each.least), key=lambda each: each.points_of[0].peak_bytes, default=None)
     raise InputError(nothing_fits(request, [each for of in searched for each in of.whole], started, least))
 
 
-def _fastest(frontier: StagedFrontier, option: str, request: Request) -> Plan:
+def _fastest(frontier: Frontier[PlanPoint], option: str, request: Request) -> Plan:
     """Return the fastest plan of a frontier within the memory limit, or an unsplit one as :func:`.unsplit_if_as_fast`.
 
     One without stages is taken where stages are predicted to save less than WORTH_STAGES.
     """
     number = frontier.fastest_within(request.limit_bytes)
     assert number is not None
-    plan, point = frontier.plan(number, option), frontier.points_of[number]
-    if option == "mini_time" and point.n_stages == 1:
-        own = point.plan(option, request.assumed)
-        unsplit = unsplit_if_as_fast(own, request)
-        if unsplit is not own:
-            return dataclasses.replace(unsplit, frontier=frontier, frontier_text=frontier.table())
+    plan = unsplit_if_as_fast(frontier.plan(number, option), request)
     if len(plan.stages) > 1 and request.stages_must_pay and request.hardware.measured is not None:
         return _without_stages(frontier, plan, request) or plan
     return plan
 
 
-def _without_stages(frontier: StagedFrontier, plan: Plan, request: Request) -> Plan | None:
+def _without_stages(frontier: Frontier[PlanPoint], plan: Plan, request: Request) -> Plan | None:
     """Return the fastest plan without stages within the memory limit, if one with stages saves less than WORTH_STAGES."""
-    fastest = [(each, each.fastest_within(request.limit_bytes)) for each in frontier.without_stages]
-    fitting = [point_of_whole(each, number) for each, number in fastest if number is not None]
-    point = min(fitting, key=lambda each: each.costs_ns[0], default=None)
-    if point is None:
+    fastest = frontier.fastest_without_stages(request.limit_bytes)
+    if fastest is None:
         return None
-    saved = 1 - 1e3 * plan.time_us / point.costs_ns[0]
+    own = dataclasses.replace(fastest[0], assumed=request.assumed).plan(fastest[1], plan.option)
+    saved = 1 - plan.time_us / own.time_us
     if saved >= WORTH_STAGES:
         return None
     why = (
@@ -164,10 +156,8 @@ def _without_stages(frontier: StagedFrontier, plan: Plan, request: Request) -> P
         "profile_budget to try both"
     )
     frontier = dataclasses.replace(frontier, left_out=(*frontier.left_out, why))
-    own = point.plan(plan.option, request.assumed)
-    if plan.option == "mini_time":
-        own = unsplit_if_as_fast(own, request)
-    return dataclasses.replace(own, frontier=frontier, frontier_text=frontier.table(), point=None)
+    own = dataclasses.replace(own, frontier=frontier, frontier_text=frontier.table(), point=None)
+    return unsplit_if_as_fast(own, request)
 
 
 def profiling(

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from ..costs.objectives import MEMORY_TIME
 from ..plan.plan import Plan
+from ..program.schedule import PLAIN
 from ..rules.registry import rule_of
 from .baselines import OTHERS
 from .frontiers.find_frontier import find_unsplit
@@ -17,7 +18,7 @@ from .request import Request
 
 
 def unsplit_if_as_fast(plan: Plan, request: Request) -> Plan:
-    """Return a plan, or the unsplit one if that is predicted to be as fast and fits the memory limit.
+    """Return a plan, or the unsplit one if time counts, and that is predicted to be as fast and fits the memory limit.
 
     They are compared on measured hardware alone: descriptions don't say how long small operators and collectives take.
     """
@@ -27,7 +28,7 @@ def unsplit_if_as_fast(plan: Plan, request: Request) -> Plan:
     loads_shares = any(rule_of(op).spread for op in frontier.model.graph.step_operators)
     if plan.parallelism == 1 or not (is_open and loads_shares) or request.hardware.measured is None:
         return plan
-    if plan.micro_batches > 1:  # as the memory limit asked for
+    if plan.option != "mini_time" or plan.schedule != PLAIN or plan.micro_batches > 1:  # as the memory limit asked for
         return plan
     found = find_unsplit(frontier)
     if found.points[0].time_us > plan.time_us:
@@ -35,4 +36,4 @@ def unsplit_if_as_fast(plan: Plan, request: Request) -> Plan:
     if request.limit_bytes is not None and found.peak_bytes(0) > request.limit_bytes:
         return plan
     unsplit = replace(found, assumed=plan.assumed).plan(0, plan.option)
-    return replace(unsplit, frontier=frontier, frontier_text=frontier.table(), point=None)
+    return replace(unsplit, frontier=plan.frontier, frontier_text=plan.frontier.table(), point=None)

@@ -24,7 +24,6 @@ from ..runtime.ranks import Processes
 from ..search.frontiers.find_frontier import ModelFrontier, find_baseline
 from ..sharding.model import Model
 from .interleaved_timing import FirstValue, interleaved_seconds, steps_of
-from .planned_parts import fastest_without_stages
 
 NEAR = 1.5
 """A baseline isn't tried if it is predicted to take more than this many times as long as the plan."""
@@ -151,7 +150,8 @@ class BaselineTrial:
 
     def _found(self, plan: Plan, name: str) -> tuple[ModelFrontier | None, int]:
         """Return the frontier that has a baseline, and its point there; None where there is none."""
-        without = fastest_without_stages(plan, self.limit_bytes)
+        assert plan.frontier is not None
+        without = plan.frontier.fastest_without_stages(self.limit_bytes)
         if without is None or name == WITHOUT_STAGES:
             return without or (None, 0)
         return find_baseline(without[0], "data-parallel"), 0

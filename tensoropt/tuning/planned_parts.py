@@ -54,19 +54,10 @@ def parts_of(plan: Plan) -> list[PlannedPart]:
     return [PlannedPart(frontier, configs) for frontier, configs in parts if frontier is not None]
 
 
-def fastest_without_stages(plan: Plan, limit_bytes: int | None) -> tuple[ModelFrontier, int] | None:
-    """Return the fastest point of the whole model that was searched beside a plan, and fits: its frontier, and its number
-    there. None where nothing fits, or the whole model wasn't searched.
-    """
-    assert plan.frontier is not None
-    fastest = [(each, each.fastest_within(limit_bytes)) for each in plan.frontier.without_stages]
-    fitting = [(each, point) for each, point in fastest if point is not None]
-    return min(fitting, key=lambda each: each[0].points[each[1]].time_us, default=None)
-
-
 def parts_without_stages(plan: Plan, limit_bytes: int | None) -> list[PlannedPart]:
-    """Return the one part of :func:`fastest_without_stages`, if there is one."""
-    fastest = fastest_without_stages(plan, limit_bytes)
+    """Return the one part of the fastest plan without stages that was searched beside a plan and fits, if there is one."""
+    assert plan.frontier is not None
+    fastest = plan.frontier.fastest_without_stages(limit_bytes)
     return [] if fastest is None else [_part(*fastest)]
 
 

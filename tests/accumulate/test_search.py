@@ -18,7 +18,7 @@ from tensoropt.common.errors import InputError
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.plan.build import cost_entries
 from tensoropt.plan.consistency import check_reshardings
-from tensoropt.plan.frontier_file import SavedFrontier
+from tensoropt.plan.frontier_file import Frontier
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 from tensoropt.rules.registry import rule_of
@@ -181,7 +181,7 @@ def test_a_plan_reads_back_as_it_was_written(tmp_path: Path) -> None:
 def test_a_frontier_reads_back_as_it_was_written(tmp_path: Path) -> None:
     found = frontier(2)
     found.save(tmp_path / "frontier.json")
-    loaded = SavedFrontier.load(tmp_path / "frontier.json")
+    loaded = Frontier.load(tmp_path / "frontier.json")
     for point in (0, len(found) // 2, -1):
         assert loaded.plan(point).to_json() == found.plan(point).to_json()
     assert "2 micro-batches" in loaded.summary()

@@ -29,10 +29,10 @@ from tensoropt import zoo
 from tensoropt.common.memory_units import memory_text, parse_memory
 from tensoropt.ft import Budget
 from tensoropt.ir.graph import Graph
+from tensoropt.plan.frontier_file import Frontier
 from tensoropt.profiling.hardware import named
 from tensoropt.search.asked import Request
 from tensoropt.search.candidates.find_staged import find_with_stages
-from tensoropt.search.candidates.staged_frontier import StagedFrontier
 from tensoropt.search.candidates.staged_frontier_points import PlanPoint
 from tensoropt.search.stages.times import PassTimes, step_us
 from tensoropt.tools.offline import record
@@ -57,18 +57,18 @@ def of_megatron(graph: Graph, tensor: int, data: int) -> Mapping[str, Mapping[st
 def with_all_again_us(point: PlanPoint) -> float:
     """Return the time of a plan's step if each backward pass came after another forward pass."""
     searched = point.searched
-    if searched.is_uncut:  # its backward pass takes twice as long as its forward pass
+    if searched.stages.n == 1:  # its backward pass takes twice as long as its forward pass
         return point.time_us + point.costs_ns[1] / 3e3
     passes = [each + PassTimes(backward=each.forward) for each in searched._times_of(point.numbers)]
     return float(step_us(passes, searched.transfers, point.order))
 
 
-def row(title: str, found: StagedFrontier, device_bytes: int, cpu_s: float) -> list[str]:
+def row(title: str, found: Frontier, device_bytes: int, cpu_s: float) -> list[str]:
     """Return a line of the table."""
     least, fastest, fitting = found.points_of[0], found.points_of[-1], found.fastest_within(device_bytes)
     fits = "none" if fitting is None else f"{found.points_of[fitting].costs_ns[0] / 1e6:,.0f} ms"
     times = [f"{point.costs_ns[0] / 1e6:,.0f} ms" for point in (least, fastest)]
-    peaks = [memory_text(point.n_bytes) for point in (least, fastest)]
+    peaks = [memory_text(point.peak_bytes) for point in (least, fastest)]
     has_none = all(each.built.transient is None for each in fastest.frontiers)
     again = f"{with_all_again_us(fastest) / 1e3:,.0f} ms" if has_none else ""
     return [title, str(len(found)), peaks[0], times[0], times[1], peaks[1], fits, again, f"{cpu_s:.0f}"]

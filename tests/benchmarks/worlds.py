@@ -19,9 +19,9 @@ KINDS = {
     "key": r"\"(stages|plan|interleaved)\" (not )?in\b",
     "union": r"\bPlan \| Staged|Frontier \| Saved|PlanRows \| (Stage|Frontier)Rows|\bAnyPlan\b",
     "flag": (
-        r"\b(_?has_stages|is_staged|is_uncut|ends is (not )?None|asks_for_stages|stages_must_pay)\b"
+        r"\b(_?has_stages|is_staged|ends is (not )?None|asks_for_stages|stages_must_pay)\b"
         r"|\bunstaged\b|interleaving is (not )?None"
-        r"|len\([\w.]*stages\) [=<>!]=? ?1\b|n_stages [=<>!]=? ?1\b|max\((stages|counts)[^)]*\)+ [=>]"
+        r"|len\([\w.]*stages\) [=<>!]=? ?1\b|(n_stages|stages\.n) [=<>!]=? ?1\b|max\((stages|counts)[^)]*\)+ [=>]"
     ),
     "call": (
         r"(?<!def )\b(load_any\w*|any_(text|json)|find_any_answer|find_answer_with_stages|execute_staged\w*"
@@ -39,7 +39,7 @@ REASONS = {
     "what is asked for: stages, or whatever is best": r"asks_for|must_pay|find_with|max\((counts|stages)|_in_stages",
     "two kinds of files, or of answers: a plan, or a frontier or curve": r"Rows\b|read_explained|isinstance\(.*\bPlan\b",
     "a frontier's file has parts of plans, or plans whole": r"\"plan\" (not )?in",
-    "only of a model that isn't cut all points are searched and proven": r"is_uncut|ModelFrontier|AnyPlan",
+    "only of a model that isn't cut all points are searched and proven": r"stages\.n\b|exact=|ModelFrontier|AnyPlan",
     "a plan with stages beside the best without": r"tuning/|n_stages|search/compare|cli/compare|staged_frontier",
     "texts: one stage needs no table of stages": r"stages\b",
 }

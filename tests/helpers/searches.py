@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tensoropt.costs.held_bytes import least_held_bytes, least_summed_bytes
+from tensoropt.plan.frontier_file import Frontier
 from tensoropt.program.schedule import ONE_FORWARD_ONE_BACKWARD
 from tensoropt.search.candidates.by_bound import Fit, by_bound
 from tensoropt.search.candidates.candidate import Candidate, possible_micro_batches
 from tensoropt.search.candidates.search_candidates import CandidateSearch
-from tensoropt.search.candidates.staged_frontier import StagedFrontier
 from tensoropt.search.frontiers.find_frontier import ModelFrontier
 from tensoropt.search.request import Request
 from tensoropt.sharding.model import Model
@@ -22,7 +22,7 @@ def fastest_that_fits(request: Request, parallelism: int) -> tuple[tuple[ModelFr
     return search.alone, search.whole
 
 
-def least_in_stages(request: Request, parallelism: int, count: int, n: int | None = None) -> StagedFrontier:
+def least_in_stages(request: Request, parallelism: int, count: int, n: int | None = None) -> Frontier:
     """Return the points of least memory in a number of stages and, if given, of micro-batches, without refinement."""
     search = CandidateSearch(replace(request, limit_bytes=1), parallelism)
     n = n or possible_micro_batches(request, count)[-1]

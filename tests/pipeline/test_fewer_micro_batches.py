@@ -12,13 +12,13 @@ from helpers.large import first
 
 from tensoropt import zoo
 from tensoropt.ft import Budget
+from tensoropt.plan.frontier_file import Frontier
 from tensoropt.profiling.hardware import named
 from tensoropt.search.candidates import bounds as candidate_bounds
 from tensoropt.search.candidates import by_bound
 from tensoropt.search.candidates.bounds import Corners, bound_of_cut, points_of
 from tensoropt.search.candidates.candidate import Candidate, Cutting, least_bytes
 from tensoropt.search.candidates.find_staged import find_with_stages
-from tensoropt.search.candidates.staged_frontier import StagedFrontier
 from tensoropt.search.request import Request
 from tensoropt.search.stages.cuts import Cut
 from tensoropt.search.stages.needs import StageNeeds
@@ -48,7 +48,7 @@ def request(name: str) -> Request:
 
 
 @cache
-def of_all_numbers(name: str) -> StagedFrontier:
+def of_all_numbers(name: str) -> Frontier:
     """Return a model's frontier in two stages, with all numbers of micro-batches searched."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(by_bound, "bound_of_cut", lambda *given: NOTHING)
@@ -59,8 +59,8 @@ def of_all_numbers(name: str) -> StagedFrontier:
 def test_no_point_is_missed_where_numbers_are_left_out(name: str) -> None:
     found, expected = find_with_stages(request(name), 4, (2,)), of_all_numbers(name)
     for point in expected.points_of:
-        assert any(each.n_bytes <= point.n_bytes and each.costs_ns[0] <= point.costs_ns[0] for each in found.points_of)
-    assert found.bound_us == expected.bound_us
+        assert any(each.peak_bytes <= point.peak_bytes and each.costs_ns[0] <= point.costs_ns[0] for each in found.points_of)
+    assert found.bound.time_ns[0] / 1e3 == expected.bound.time_ns[0] / 1e3
 
 
 def test_numbers_that_are_left_out_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_numbers_that_are_left_out_are_told(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @cache
-def of_all_cuts(name: str) -> StagedFrontier:
+def of_all_cuts(name: str) -> Frontier:
     """Return a model's frontier in two and in four stages, with all cuts and numbers of micro-batches searched."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(by_bound, "bound_of_cut", lambda *given: NOTHING)
@@ -84,7 +84,7 @@ def of_all_cuts(name: str) -> StagedFrontier:
 def test_cuts_that_are_left_out_have_no_minimal_point(name: str) -> None:
     found, expected = find_with_stages(request(name), 4, (2, 4)), of_all_cuts(name)
     assert points_of(expected.searched).are_beaten(points_of(found.searched))
-    assert found.bound_us == expected.bound_us
+    assert found.bound.time_ns[0] / 1e3 == expected.bound.time_ns[0] / 1e3
 
 
 def test_a_cut_is_left_out_only_if_found_points_need_no_more_than_it_in_time_and_memory() -> None:

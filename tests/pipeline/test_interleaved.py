@@ -18,6 +18,7 @@ from pipeline.staged import random_cuts, random_stage_view
 from tensoropt.common.errors import InputError
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.ft import Budget
+from tensoropt.plan.frontier_file import Frontier
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 from tensoropt.program.interleaved import INTERLEAVED, interleaved_orders, most_in_flight, tried_interleavings
@@ -29,7 +30,6 @@ from tensoropt.runtime.other_programs import peak_beside
 from tensoropt.runtime.ranks import Processes
 from tensoropt.search.asked import request_of
 from tensoropt.search.candidates.find_staged import find_with_stages
-from tensoropt.search.candidates.staged_frontier import StagedFrontier
 from tensoropt.search.candidates.staged_frontier_points import PlanPoint
 from tensoropt.search.frontiers.find_frontier import ModelFrontier
 from tensoropt.search.request import Request
@@ -49,7 +49,7 @@ def request(
     return replace(asked, budget=Budget(seconds=0))
 
 
-def frontier_of(asked: Request, stages: tuple[int, ...] = (4,)) -> StagedFrontier:
+def frontier_of(asked: Request, stages: tuple[int, ...] = (4,)) -> Frontier:
     return find_with_stages(asked, max(asked.hardware.parallelisms()), stages, "interleaved")
 
 

@@ -17,6 +17,7 @@ from pipeline.staged import random_cuts, tanh_layers
 import tensoropt
 from tensoropt.common.errors import InputError
 from tensoropt.ft import Budget, LowerBound
+from tensoropt.plan.frontier_file import Frontier
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import Hardware, Origin, named
 from tensoropt.program.fast_peak import Peaks
@@ -26,7 +27,6 @@ from tensoropt.report.differences import differences, differences_text
 from tensoropt.report.frontier_rows import FrontierRows
 from tensoropt.search.candidates.find_staged import find_with_stages
 from tensoropt.search.candidates.joined_frontier import why_too_large
-from tensoropt.search.candidates.staged_frontier import StagedFrontier
 from tensoropt.search.candidates.staged_frontier_points import PlanPoint
 from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.search.options import WORTH_STAGES, _fastest, find_answer
@@ -52,7 +52,7 @@ def request(name: str, link: float = 1e-3, **changed: object) -> Request:
 
 
 @cache
-def frontier(name: str, counts: tuple[int, ...]) -> StagedFrontier:
+def frontier(name: str, counts: tuple[int, ...]) -> Frontier:
     return find_with_stages(request(name, micro_batches=4), 4, counts)
 
 
@@ -65,7 +65,7 @@ def test_the_frontier_with_stages_is_nowhere_above_the_one_without(name: str, li
     (alone, *_) = fastest_that_fits(request(name, link), 4)[1]
     for number, point in enumerate(alone.points):
         n_bytes = alone.peak_bytes(number)
-        assert any(each.n_bytes <= n_bytes and each.costs_ns[0] <= point.time_us * 1e3 for each in found.points_of)
+        assert any(each.peak_bytes <= n_bytes and each.costs_ns[0] <= point.time_us * 1e3 for each in found.points_of)
     assert list(np.diff(found.costs.mem_bytes) > 0) == list(np.diff(found.costs.time_ns) < 0) == [True] * (len(found) - 1)
 
 
@@ -77,7 +77,8 @@ def test_stages_are_on_the_frontier_over_a_slow_link() -> None:
     assert found.fastest().time_us == pytest.approx(found.points[-1].time_us, abs=1e-3)
     text = found.table()
     assert "stages" in text and "micro-batches" in text
-    assert f"no plan takes less than {found.bound_us:,.1f} us" in found.summary() and "gap at most " in found.summary()
+    bound_us = found.bound.time_ns[0] / 1e3
+    assert f"no plan takes less than {bound_us:,.1f} us" in found.summary() and "gap at most " in found.summary()
 
 
 def test_no_step_in_the_same_stages_and_memory_beats_a_bound() -> None:
@@ -131,7 +132,7 @@ def test_a_plan_without_stages_is_explained_beside_those_with(name: str) -> None
     told = {**plan.explanation(), "smaller": alone["smaller"], "faster": alone["faster"]}
     assert told == {**alone, "frontier": found.table(number).splitlines()}
     faster = plan.explanation()["faster"]
-    assert faster is None or faster["peak_bytes"] == found.points_of[number + 1].n_bytes
+    assert faster is None or faster["peak_bytes"] == found.points_of[number + 1].peak_bytes
     # Any two plans are compared, and have the same members.
     staged = found.plan(next(i for i, point in enumerate(found.points_of) if point.n_stages == 2))
     told = differences(*(FrontierRows.of_plan(each.to_json()) for each in (plan, staged)))
@@ -168,7 +169,7 @@ def test_no_other_cut_is_below_the_bound(name: str) -> None:
     found = frontier(name, (1, 2))
     model, asked = models.recorded(name, "adam"), request(name)
     times = OperatorTimes(model.model.in_micro_batches(4), asked.hardware, asked.hardware.mesh(2))
-    assert all(point.time_us >= found.bound_us for point in found.points)
+    assert all(point.time_us >= found.bound.time_ns[0] / 1e3 for point in found.points)
     for seed in range(2):
         stages = random_cuts(model, 2, seed)
         parts = [find_frontier(each, asked.hardware, 2, micro_batches=4, budget=Budget(seconds=0)) for each in stages.models]
@@ -231,10 +232,10 @@ def test_where_kernels_cannot_count_some_points_are_replayed(monkeypatch: pytest
 def test_a_limit_is_kept_and_the_point_below_it_is_taken(everything: bool) -> None:
     whole = frontier("mlp", (1, 2))
     for point in (whole.points_of[len(whole) // 2], whole.points_of[0])[: 2 if everything else 1]:
-        found = find_with_stages(replace(request("mlp", micro_batches=4), limit_bytes=point.n_bytes), 4, (1, 2))
-        plan = found.plan(found.fastest_within(point.n_bytes))
-        assert plan.peak_bytes <= point.n_bytes and plan.time_us * 1e3 <= point.costs_ns[0] + 1
-    assert whole.at(whole.points_of[0].n_bytes).peak_bytes == whole.points_of[0].n_bytes
+        found = find_with_stages(replace(request("mlp", micro_batches=4), limit_bytes=point.peak_bytes), 4, (1, 2))
+        plan = found.plan(found.fastest_within(point.peak_bytes))
+        assert plan.peak_bytes <= point.peak_bytes and plan.time_us * 1e3 <= point.costs_ns[0] + 1
+    assert whole.at(whole.points_of[0].peak_bytes).peak_bytes == whole.points_of[0].peak_bytes
 
 
 def test_on_measured_hardware_stages_must_be_predicted_to_save_more_than_predictions_are_off() -> None:
@@ -251,7 +252,7 @@ def test_on_measured_hardware_stages_must_be_predicted_to_save_more_than_predict
     asked = replace(asked, hardware=replace(asked.hardware, measured=Origin("2026-11-26", "2.21.0", 1)))
     assert isinstance(answer(WORTH_STAGES + 0.01, asked), Plan)
     plan = answer(WORTH_STAGES - 0.005, asked)
-    assert isinstance(plan, Plan) and plan.time_us == least_us and isinstance(plan.frontier, StagedFrontier)
+    assert isinstance(plan, Plan) and plan.time_us == least_us and isinstance(plan.frontier, Frontier)
     assert "are predicted to save 14% of a step, and taken from 15% on; ask for stages=2" in plan.frontier.summary()
     assert isinstance(answer(WORTH_STAGES - 0.005, replace(asked, stages_must_pay=False)), Plan)
 
@@ -259,19 +260,20 @@ def test_on_measured_hardware_stages_must_be_predicted_to_save_more_than_predict
 def test_a_stage_that_alone_exceeds_the_limit_is_named() -> None:
     least, asked = frontier("mlp", (2,)).points_of[0], request("mlp", micro_batches=4)
     assert isinstance(least, PlanPoint)
-    said = rf"in 2 stages and \d+ micro-batches stage \d alone, .*, needs {least.n_bytes:,} bytes .* memory={least.n_bytes}"
+    n_bytes = least.peak_bytes
+    said = rf"in 2 stages and \d+ micro-batches stage \d alone, .*, needs {n_bytes:,} bytes .* memory={n_bytes}"
     with pytest.raises(InputError, match=said):
-        find_answer("mini_time", replace(asked, limit_bytes=least.n_bytes - 1), 4, (2,))
+        find_answer("mini_time", replace(asked, limit_bytes=n_bytes - 1), 4, (2,))
     both = frontier("mlp", (1, 2))
     assert "no plan fits 10 bytes" in str(why_too_large(both, 10)) and why_too_large(both, None) is None
 
 
 def test_numbers_of_stages_that_are_not_possible_are_left_out_beside_others() -> None:
     found = frontier("mlp", (1, 5))
-    assert all(each.is_uncut for each in found.searched)
+    assert all(each.stages.n == 1 for each in found.searched)
     assert "5 stages on 4 devices: each takes one at least" in found.summary()
     without = find_with_stages(request("mlp", without=frozenset(["stages"])), 4, (1, 2))
-    assert all(each.is_uncut for each in without.searched) and {point.n_stages for point in without.points_of} == {1}
+    assert all(each.stages.n == 1 for each in without.searched) and {point.n_stages for point in without.points_of} == {1}
 
 
 def test_stages_of_two_training_steps_are_refused() -> None:
@@ -290,7 +292,7 @@ def test_a_session_chooses_stages_and_runs_them() -> None:
     loss = tensoropt.reduce_mean(tensoropt.square(hidden - 1.0))
     train = tensoropt.AdamOptimizer(0.1).minimize(loss)
     chosen = tensoropt.find_strategy(stages=(1, 2), micro_batches=4, verbose=0)
-    assert isinstance(chosen.frontier, StagedFrontier)
+    assert isinstance(chosen.frontier, Frontier)
     assert chosen.time_us == pytest.approx(chosen.frontier.points[-1].time_us, abs=1e-3)
     fewest = tensoropt.find_strategy("mini_parallelism", stages=[2, 4], micro_batches=4, verbose=0)
     assert isinstance(fewest, Plan) and fewest.parallelism == 2

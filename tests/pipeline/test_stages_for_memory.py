@@ -19,6 +19,7 @@ from tensoropt.common.errors import InputError
 from tensoropt.common.memory_units import memory_text
 from tensoropt.costs.held_bytes import least_held_bytes, least_summed_bytes
 from tensoropt.ft import Budget
+from tensoropt.plan.frontier_file import Frontier
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 from tensoropt.runtime.ranks import Processes
@@ -27,7 +28,6 @@ from tensoropt.search.candidates import by_bound
 from tensoropt.search.candidates.by_bound import Fit
 from tensoropt.search.candidates.candidate import Candidate
 from tensoropt.search.candidates.search_candidates import CandidateSearch
-from tensoropt.search.candidates.staged_frontier import StagedFrontier
 from tensoropt.search.options import mini_parallelism, mini_time, profiling
 from tensoropt.search.request import Request
 from tensoropt.tools.cli.main import main
@@ -60,7 +60,7 @@ def least_without() -> int:
 @cache
 def least_in(count: int) -> int:
     """The least that a device needs in so many stages, by the probe."""
-    return least_in_stages(request(), 4, count).points_of[0].n_bytes
+    return least_in_stages(request(), 4, count).points_of[0].peak_bytes
 
 
 class _Said:
@@ -89,7 +89,7 @@ def test_the_fewest_stages_that_fit_are_taken_and_say_why(tmp_path: Path, everyt
         assert isinstance(plan, Plan) and len(plan.stages) == count and plan.peak_bytes <= limit
         why = f"no plan without stages fits {memory_text(limit)}"
         assert f"no plan without stages fits; in {count} stages, costs" in said.phases
-        assert isinstance(plan.frontier, StagedFrontier) and why in plan.frontier.summary()
+        assert isinstance(plan.frontier, Frontier) and why in plan.frontier.summary()
         assert all(why in text for text in (plan.brief(), plan.table(), plan.explain(), plan.explained()))
         assert plan.to_json()["why_stages"] == why
         plan.save(tmp_path / "plan.json")
@@ -104,7 +104,7 @@ def test_more_micro_batches_are_taken_where_those_searched_by_default_do_not_fit
     asked = request(model=model, limit_bytes=1)
     default = least_in_stages(asked, 4, 2)
     assert default.points_of[0].micro_batches == 8
-    least = {n: least_in_stages(asked, 4, 2, n).points_of[0].n_bytes for n in (8, 16, 32)}
+    least = {n: least_in_stages(asked, 4, 2, n).points_of[0].peak_bytes for n in (8, 16, 32)}
     assert least[8] > least[16] > least[32]
     for limit, n in ((least[16], 16), (least[16] - 1, 32)):
         found = CandidateSearch(replace(asked, limit_bytes=limit), 4).search_all().frontier()
@@ -256,5 +256,5 @@ def test_more_micro_batches_are_those_in_which_the_model_can_be_trained() -> Non
     model = zoo.record(partial(layers, 64, 32, 4), "adam").model
     probe = least_in_stages(request(1, model=model), 4, 2)
     assert probe.points_of[0].micro_batches == 8
-    plan = mini_time(request(probe.points_of[0].n_bytes - 1, model=model), 4)
+    plan = mini_time(request(probe.points_of[0].peak_bytes - 1, model=model), 4)
     assert isinstance(plan, Plan) and plan.micro_batches == 16

@@ -13,18 +13,17 @@ from helpers import zoo
 from pipeline.staged import check_losses, layers
 
 from tensoropt.ft import Budget
+from tensoropt.plan.frontier_file import Frontier
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import Origin, named
 from tensoropt.search.candidates import by_bound, search_candidates
 from tensoropt.search.candidates.candidate import Cutting
 from tensoropt.search.candidates.find_staged import find_with_stages
 from tensoropt.search.candidates.search_candidates import WORTH_STAGES
-from tensoropt.search.candidates.staged_frontier import StagedFrontier
 from tensoropt.search.options import mini_parallelism, mini_time, profiling
 from tensoropt.search.request import Request
 from tensoropt.search.search_problem import ProblemSearch
 from tensoropt.tools.cli.main import main
-from tensoropt.tuning.planned_parts import fastest_without_stages
 
 MODEL = """
 import tensoropt
@@ -51,7 +50,7 @@ def request(cluster: str = "v100-2x1", **changed: object) -> Request:
 def test_stages_are_taken_where_they_pay_and_say_why() -> None:
     alone = mini_time(request(may_take_stages=False), 2)
     plan = mini_time(request(), 2)
-    assert isinstance(alone, Plan) and isinstance(plan, Plan) and isinstance(plan.frontier, StagedFrontier)
+    assert isinstance(alone, Plan) and isinstance(plan, Plan) and isinstance(plan.frontier, Frontier)
     assert plan.time_us <= (1 - WORTH_STAGES) * alone.time_us
     assert "2 stages are predicted to take" in plan.why_stages and plan.why_stages in plan.brief()
     assert plan.why_stages in plan.frontier.summary()
@@ -114,7 +113,7 @@ def test_on_measured_hardware_they_are_tried_or_told() -> None:
     assert isinstance(told, Plan) and "2 stages may take" in told.hint and f"note: {told.hint}" in told.brief()
     tried = mini_time(request(hardware=hardware, stages_must_pay=False, searches_micro_batches=False), 2)
     assert isinstance(tried, Plan) and tried.micro_batches > 1
-    assert fastest_without_stages(tried, None) is not None
+    assert tried.frontier.fastest_without_stages(None) is not None
 
 
 def test_a_comparison_has_a_row_for_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,6 +30,7 @@ from ...common.progress import Progress
 from ...common.words import counted
 from ...costs.objectives import MEMORY_TIME
 from ...ft import ALGORITHMS
+from ...plan.frontier_file import Frontier
 from ...program.schedule import ONE_FORWARD_ONE_BACKWARD
 from ...report.sentences import time_text
 from ..frontiers.find_frontier import ModelFrontier, SearchInterrupted
@@ -42,7 +43,7 @@ from .bounds import bound_of_cut, bound_of_whole, points_of
 from .candidate import WORTH_AT_ONCE, Candidate, Cutting, possible_micro_batches
 from .joined_frontier import frontier_of, why_too_large
 from .search_cut import search_cut
-from .staged_frontier import StagedFrontier
+from .staged_frontier_points import PlanPoint
 
 
 @dataclass(eq=False)
@@ -74,8 +75,8 @@ class SearchState:
     alone: tuple[ModelFrontier, int] | None = None
     cuts: list[SearchedStages] = field(default_factory=list)
     fitting: Candidate | None = None
-    fits: StagedFrontier | None = None
-    least: StagedFrontier | None = None
+    fits: Frontier[PlanPoint] | None = None
+    least: Frontier[PlanPoint] | None = None
     left_out: list[str] = field(default_factory=list)
     bounds_us: dict[tuple[int, int], float] = field(default_factory=dict)
     hint: str = ""
@@ -340,7 +341,7 @@ class Fit:
         needs = int(found.combinations[0].mem_bytes.min())
         self.needs[count] = min(needs, self.needs.get(count, needs))
         frontier = frontier_of(search.request, search.parallelism, [found])
-        if search.least is None or frontier.points_of[0].n_bytes < search.least.points_of[0].n_bytes:
+        if search.least is None or frontier.points_of[0].peak_bytes < search.least.points_of[0].peak_bytes:
             search.least = frontier
         if why_too_large(frontier, search.request.limit_bytes) is None:
             search.fitting, search.fits = candidate, frontier

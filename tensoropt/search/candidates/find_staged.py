@@ -8,6 +8,7 @@ from ...common.errors import InputError
 from ...common.garbage import older_objects_kept
 from ...costs.objectives import MEMORY_TIME
 from ...ft import ALGORITHMS
+from ...plan.frontier_file import Frontier
 from ...program.interleaved import INTERLEAVED
 from ...program.schedule import check_schedule
 from ..asked import Request
@@ -15,13 +16,13 @@ from ..problem.choices import ACCUMULATE, STAGES
 from ..stages.placement import fewest_stages
 from ..stages.points import SearchedStages
 from .search_candidates import CandidateSearch
-from .staged_frontier import StagedFrontier
+from .staged_frontier_points import PlanPoint
 
 
 @older_objects_kept()
 def find_with_stages(
     request: Request, parallelism: int, counts: Sequence[int] | None, schedule: str | None = None
-) -> StagedFrontier:
+) -> Frontier[PlanPoint]:
     """Return the minimal points of all plans with these numbers of stages, of which 1 stands for plans without.
 
     None stands for as few as a placement takes. Of other numbers those are taken that go with it.

@@ -6,12 +6,17 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 
+import numpy as np
+
 from ...common.memory_units import memory_text
+from ...common.words import counted
+from ...ft.lower_bound import LowerBound
+from ...plan.frontier_file import Frontier
+from ...reschedule.mesh import Mesh
 from ..asked import Request
 from ..stages.points import SearchedStages
 from .candidate import most_micro_batches
-from .staged_frontier import StagedFrontier
-from .staged_frontier_points import minimal_points
+from .staged_frontier_points import PlanPoint, minimal_points
 
 
 def frontier_of(
@@ -20,7 +25,7 @@ def frontier_of(
     found: Sequence[SearchedStages],
     left_out: Sequence[str] = (),
     bounds_us: Sequence[float] = (),
-) -> StagedFrontier:
+) -> Frontier[PlanPoint]:
     """Return the minimal points of all that was searched, as one frontier.
 
     Args:
@@ -35,36 +40,58 @@ def frontier_of(
         for phase, value in frontier.seconds_by_phase.items():
             seconds[phase] += value
     seconds["peaks"] += time.perf_counter() - started
-    return StagedFrontier(
+    mesh, least_ns = request.hardware.mesh(parallelism), int(min([*bounds_us, *(each.bound_us for each in found)]) * 1e3)
+    return Frontier(
         points_of=tuple(points),
-        hardware=request.hardware,
-        parallelism=parallelism,
-        searched=tuple(found),
-        left_out=tuple(left_out),
-        bounds_us=tuple(bounds_us),
+        mesh=mesh,
+        hardware_name=request.hardware.name,
+        told=_told(points, mesh, found, least_ns / 1e3),
+        # With stages it is the time of all operators as fast as they can be, on all devices; without, the search's bound.
+        bound=LowerBound(np.array([0]), np.array([least_ns]), "the operators' least times"),  # none of memory is known
         assumed=request.assumed,
         seconds_by_phase=seconds,
+        left_out=tuple(left_out),
+        searched=tuple(found),
     )
 
 
-def why_too_large(frontier: StagedFrontier, limit_bytes: int | None) -> str | None:
+def _told(points: Sequence[PlanPoint], mesh: Mesh, found: Sequence[SearchedStages], bound_us: float) -> str:
+    """Return in words which points there are, what was searched, and what is proven."""
+    counts, gaps = [point.n_stages for point in points], [point.gap for point in points]
+    of_counts = [f"{counts.count(n)} {'without stages' if n == 1 else f'in {n} stages'}" for n in sorted(set(counts))]
+    tried: dict[int, list[int]] = {}
+    for searched in found:
+        tried.setdefault(searched.stages.n, []).append(searched.micro_batches)
+    ways = [
+        "no stages" if n == 1 else f"{n} stages in {' or '.join(map(str, sorted(set(each))))} micro-batches"
+        for n, each in tried.items()
+    ]
+    return (
+        f"{counted(len(points), 'point')} on {counted(mesh.n_devices, 'device')} {mesh}: {', '.join(of_counts)}; "
+        f"searched {', '.join(ways)}; "
+        f"gap at most {max(gaps):.2%} (median {np.median(gaps):.2%}) in what was searched for each point; "
+        f"with stages or without no plan takes less than {bound_us:,.1f} us"
+    )
+
+
+def why_too_large(frontier: Frontier[PlanPoint], limit_bytes: int | None) -> str | None:
     """Return the sentence that even the point of least memory is above a limit, with the stage that is; None if it isn't."""
     least = frontier.points_of[0]
-    if limit_bytes is None or least.n_bytes <= limit_bytes:
+    if limit_bytes is None or least.peak_bytes <= limit_bytes:
         return None
     text = f"no plan fits {limit_bytes:,} bytes ({memory_text(limit_bytes)}) per device: "
     if least.n_stages > 1:
         stages = least.searched.stages
-        number = least.stage_bytes.index(least.n_bytes)
+        number = least.stage_bytes.index(least.peak_bytes)
         n = least.micro_batches
         passes = ", which take the batch at once," if n == 1 else f" and {n} micro-batches"
         text += (
             f"in {stages.n} stages{passes} stage {number} alone, {stages.between(number)}, "
-            f"needs {least.n_bytes:,} bytes ({memory_text(least.n_bytes)})"
+            f"needs {least.peak_bytes:,} bytes ({memory_text(least.peak_bytes)})"
         )
         can_divide = most_micro_batches(stages.whole, 2 * n, above=n) > n
     else:
-        text += f"the least that was found is {least.n_bytes:,} bytes ({memory_text(least.n_bytes)}), without stages"
+        text += f"the least that was found is {least.peak_bytes:,} bytes ({memory_text(least.peak_bytes)}), without stages"
         can_divide = True
-    ways = ["more stages"] * (least.n_stages < frontier.parallelism) + ["more micro-batches"] * can_divide
-    return f"{text}; ask for {', '.join([*ways, 'more devices'])}, or memory={least.n_bytes} or more"
+    ways = ["more stages"] * (least.n_stages < frontier.mesh.n_devices) + ["more micro-batches"] * can_divide
+    return f"{text}; ask for {', '.join([*ways, 'more devices'])}, or memory={least.peak_bytes} or more"

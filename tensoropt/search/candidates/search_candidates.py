@@ -22,6 +22,7 @@ from ...costs.held_bytes import least_held_bytes, least_summed_bytes
 from ...costs.objectives import MEMORY_TIME
 from ...ft import ALGORITHMS
 from ...ir.graph import VARIABLE
+from ...plan.frontier_file import Frontier
 from ...program.schedule import ONE_FORWARD_ONE_BACKWARD
 from ...report.sentences import time_text
 from ...sharding.model import Model
@@ -32,7 +33,7 @@ from ..stages.points import SearchedStages
 from .by_bound import Best, Fit, SearchState, by_bound
 from .candidate import Candidate, possible_micro_batches
 from .joined_frontier import frontier_of
-from .staged_frontier import StagedFrontier
+from .staged_frontier_points import PlanPoint
 
 WORTH_STAGES = 0.15
 """Stages that weren't asked for must be predicted to save this share of a step of the fastest plan without.
@@ -152,7 +153,7 @@ class CandidateSearch(SearchState):
 
     # What is found
 
-    def frontier(self) -> StagedFrontier | None:
+    def frontier(self) -> Frontier[PlanPoint] | None:
         """Return the minimal points with stages and without; None where stages weren't asked for and aren't taken."""
         if self.counts is None and not self.cuts:
             return self.fits
@@ -176,12 +177,12 @@ class CandidateSearch(SearchState):
         )
         return replace(found, why_stages=why)
 
-    def _for_memory(self, found: StagedFrontier) -> StagedFrontier | None:
+    def _for_memory(self, found: Frontier[PlanPoint]) -> Frontier[PlanPoint] | None:
         """Return a frontier that says why it has stages; that of the few points where only these fit."""
         limit = self.request.limit_bytes
         found = self.fits if found.fastest_within(limit) is None and self.fits is not None else found
         assert limit is not None
-        if any(point.n_stages == 1 and point.n_bytes <= limit for point in found.points_of):
+        if any(point.n_stages == 1 and point.peak_bytes <= limit for point in found.points_of):
             return found
         return replace(found, why_stages=f"no plan without stages fits {memory_text(limit)}")
 

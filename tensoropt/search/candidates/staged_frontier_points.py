@@ -12,8 +12,9 @@ import numpy as np
 from ...common.garbage import older_objects_kept
 from ...ft.pareto import reduce_unsorted
 from ...plan.plan import Plan
-from ...plan.points import FrontierPoint
+from ...plan.points import FrontierPoint, Passes
 from ...program.schedule import PLAIN, StepOrder, of_submeshes
+from ..frontiers.details import details_of_stage
 from ..frontiers.find_frontier import ModelFrontier
 from ..stages.points import SearchedStages, StageCombinations
 
@@ -54,9 +55,27 @@ class PlanPoint:
         return self.searched.micro_batches
 
     @property
-    def n_bytes(self) -> int:
+    def peak_bytes(self) -> int:
         """The peak of the device that needs the most."""
         return max(self.stage_bytes)
+
+    @property
+    def passes(self) -> Passes:
+        return Passes(self.n_stages, self.micro_batches, self.idle_share)
+
+    @property
+    def parts(self) -> tuple[tuple[ModelFrontier, int], ...]:
+        """For each stage its frontier, and the number of its point there."""
+        return tuple(zip(self.frontiers, self.numbers, strict=True))
+
+    @property
+    def peak(self) -> Mapping[str, Any] | None:
+        """The instant of the peak as a JSON value; None of several stages, whose instants differ."""
+        return self.frontiers[0].peak_json(self.numbers[0]) if self.n_stages == 1 else None
+
+    @property
+    def details(self) -> Sequence[Mapping[str, Any]]:
+        return [details_of_stage(*part) for part in self.parts]
 
     @property
     def idle_shares(self) -> list[float]:
@@ -79,16 +98,16 @@ class PlanPoint:
     def costs(self) -> FrontierPoint:
         """The costs of a step: each but its time is that of the devices of which it is largest."""
         compute, network, overlap = (self._most(name) / 1e3 for name in ("compute_ns", "network_ns", "overlap_ns"))
-        exact = self.searched.is_uncut and bool(self.frontiers[0].found.exact_points[self.numbers[0]])
+        exact = self.n_stages == 1 and bool(self.frontiers[0].found.exact_points[self.numbers[0]])
         return FrontierPoint(self._most("mem_bytes"), self.time_us, compute, network, overlap, exact)
 
     def _most(self, name: str) -> int:
         """Return the largest amount of a submesh's stages together."""
-        chosen = zip(self.searched.frontiers, self.numbers, strict=True)
-        of_stages = [int(getattr(frontier.costs, name)[number]) for frontier, number in chosen]
+        of_stages = [int(getattr(frontier.costs, name)[number]) for frontier, number in self.parts]
         return int(max(of_submeshes(of_stages, self.order.submeshes, add)))
 
     def plan(self, option: str, assumed: Mapping[str, Any]) -> Plan:
+        """Return the plan of the point; see :class:`...plan.points.Point`."""
         stages, planned = self.searched.stages, []
         own = stages.whole.graph.operators
         mesh = self.searched.frontiers[0].hardware.mesh(sum(block.size for block in set(self.searched.blocks)))
@@ -105,7 +124,7 @@ class PlanPoint:
         return Plan(
             stages=tuple(planned),
             mesh=mesh,
-            exact=self.searched.is_uncut and self.frontiers[0].found.exact,
+            exact=self.n_stages == 1 and self.frontiers[0].found.exact,
             schedule=self.order.schedule,
             interleaving=self.order.interleaving,
             micro_batches=self.micro_batches,
@@ -122,24 +141,18 @@ def minimal_points(searched: Sequence[SearchedStages]) -> list[PlanPoint]:
     """Return the minimal of all points, by ascending peak."""
     found: list[tuple[SearchedStages, StageCombinations]] = []
     for each in searched:
-        if each.is_uncut:
-            found.append((each, of_whole(each, np.arange(len(each.frontiers[0])))))
+        if each.stages.n == 1:
+            found.append((each, _of_whole(each, np.arange(len(each.frontiers[0])))))
         else:
             found += [(each, combined) for combined in each.combinations]
     return points_of(found)
 
 
-def of_whole(searched: SearchedStages, numbers: np.ndarray) -> StageCombinations:
+def _of_whole(searched: SearchedStages, numbers: np.ndarray) -> StageCombinations:
     """Return some of the points of a model that isn't cut."""
     (frontier,) = searched.frontiers
     order = StepOrder(PLAIN, searched.micro_batches, (1,), (0,))
     return StageCombinations(order, numbers[None], frontier.peaks_of(numbers)[None], frontier.costs.time_ns[numbers] / 1e3)
-
-
-def point_of_whole(frontier: ModelFrontier, number: int) -> PlanPoint:
-    """Return a point of a model that isn't cut."""
-    searched = SearchedStages.whole(frontier)
-    return points_of([(searched, of_whole(searched, np.array([number])))])[0]
 
 
 def points_of(found: Sequence[tuple[SearchedStages, StageCombinations]]) -> list[PlanPoint]:

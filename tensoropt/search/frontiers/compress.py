@@ -26,7 +26,7 @@ from ...common.progress import Progress
 from ...ir.graph import Graph, Operator
 from ...ir.optimizer import ParameterUpdate
 from ...plan.build import CostEntry, complete_configs, cost_entries, planned_operator
-from ...plan.frontier_file import Entry, SavedFrontier, StoredPart, frontier_value, parts_value
+from ...plan.frontier_file import Entry, Frontier, SavedPoint, StoredPart, frontier_value, parts_value, read_frontier
 from ...plan.record import PlannedOperator
 from ...program.fast_peak import Columns
 from ...program.fast_peak.rows import Numbers
@@ -42,7 +42,7 @@ Ints = np.ndarray
 
 def compressed(
     frontier: FoundPoints, progress: Progress | None = None, details: Mapping[str, Any] | None = None
-) -> SavedFrontier:
+) -> Frontier[SavedPoint]:
     """Return the frontier with all its plans, without the model and the problem that the search read.
 
     Args:
@@ -61,7 +61,7 @@ def compressed(
     points = [frontier.row(number) for number in range(len(frontier))]
     digest = frontier.model.graph.full_batch.digest
     value = frontier_value(frontier, frontier.assumed, digest, points, dict(details or {}))
-    return SavedFrontier({**value, **parts_value(operators, [part for part in reshardings if part.pool])})
+    return read_frontier({**value, **parts_value(operators, [part for part in reshardings if part.pool])})
 
 
 def _numbered(frontier: FoundPoints) -> tuple[Columns, Sequence[Any]]:

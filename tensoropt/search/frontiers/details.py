@@ -10,7 +10,6 @@ from ...common.progress import Progress
 from ...costs.held_bytes import least_held_bytes
 from ...ft import InfeasibleError
 from ...ir.graph import Graph
-from ...plan.stage_plan import StagePlan
 from .decisions import decisions, user_source
 from .found_points import FoundPoints
 from .step_views import step_view
@@ -71,11 +70,9 @@ def details_of(
     }
 
 
-def details_of_stage(stage: StagePlan) -> dict[str, Any] | None:
-    """Return the details of one stage, for a report of that alone; None if its model isn't at hand."""
-    if stage.frontier is None or stage.point is None:
-        return None
-    return {"views": {"0": _view(stage.frontier, stage.point)}, **_of_operators(stage.frontier.model.graph.full_batch)}
+def details_of_stage(frontier: FoundPoints, point: int) -> dict[str, Any]:
+    """Return the details of a stage with a point of its frontier, for a report of that alone."""
+    return {"views": {"0": _view(frontier, point)}, **_of_operators(frontier.model.graph.full_batch)}
 
 
 def _view(frontier: FoundPoints, point: int) -> dict[str, Any]:

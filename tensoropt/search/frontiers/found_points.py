@@ -111,11 +111,11 @@ class FoundPoints(PlanFrontier):
         """
 
     @property
-    def mesh(self) -> Mesh:
+    def mesh(self) -> Mesh:  # type: ignore[override]
         return self.built.mesh
 
     @property
-    def hardware_name(self) -> str:
+    def hardware_name(self) -> str:  # type: ignore[override]
         return self.hardware.name
 
     @cached_property

@@ -69,7 +69,6 @@ class SearchedStages:
         works, beside, transfers: what the times of stages follow from, whatever the points: see :mod:`.times`.
         bound_us: a time that no step in so many stages beats, wherever the model is cut, in any of the numbers of
             micro-batches that were considered.
-        is_uncut: whether the model isn't cut, so that its plans are as exact as its frontier.
     """
 
     stages: Stages
@@ -81,7 +80,6 @@ class SearchedStages:
     beside: tuple[PassTimes, ...]
     transfers: Transfers
     bound_us: float
-    is_uncut: bool = False
 
     @classmethod
     def whole(cls, frontier: ModelFrontier) -> SearchedStages:
@@ -96,9 +94,8 @@ class SearchedStages:
             PLAIN,
             (PassTimes(before=1.0),),
             (PassTimes(),),
-            Transfers([], [], []),
+            Transfers([], [0.0], [0.0]),
             int(least_ns) / 1e3,
-            is_uncut=True,
         )
 
     @cached_property
@@ -142,7 +139,7 @@ class SearchedStages:
         for frontier, of_stage in zip(self.frontiers, points, strict=True):
             most = (frontier.found.mem_bytes[of_stage] / (1 + excess)).astype(np.int64)
             least_us.append(frontier.certified.least_time(most) / 1e3)
-        return least_us[0] if self.is_uncut else np.asarray(self.step_us(least_us, order))
+        return np.asarray(self.step_us(least_us, order))
 
     def gaps(self, points: np.ndarray, order: StepOrder, time_us: np.ndarray) -> np.ndarray:
         """Return for each combination of points how far it may be from the best of these stages in an order, float64[C].
@@ -160,7 +157,7 @@ class SearchedStages:
 
     def timeline(self, points: Sequence[int], order: StepOrder) -> dict[str, Any] | None:
         """Return when each stage does what with a point of each; see :func:`.timeline.stage_timeline`. None of one."""
-        return None if self.is_uncut else stage_timeline(self._times_of(points), self.transfers, order, self.blocks)
+        return None if self.stages.n == 1 else stage_timeline(self._times_of(points), self.transfers, order, self.blocks)
 
     def _times_of(self, points: Sequence[int]) -> list[PassTimes]:
         chosen = zip(self.frontiers, points, strict=True)

@@ -66,14 +66,14 @@ def with_baselines(
     The plan stays, and there is no comparison, where no frontier is written or it has other points than of peak and time.
     """
     from ...search.compare import beside_baselines
-    from ...search.frontiers.find_frontier import ModelFrontier
 
     frontier, names = plan.frontier, baselines_of(arguments)
     is_written = arguments.frontier is not None or arguments.report is not None
-    if not (is_written and names and isinstance(frontier, ModelFrontier)) or frontier.is_interrupted:
+    assert frontier is not None, "a plan that was just found has its frontier"
+    is_comparable = frontier.objectives == MEMORY_TIME and frontier.found.algorithm in ALGORITHMS  # of one search
+    if not (is_written and names and is_comparable) or frontier.is_interrupted:
         return plan, None
-    is_whole_batch = frontier.model.graph.full_batch is frontier.model.graph
-    if not is_whole_batch or frontier.objectives != MEMORY_TIME or frontier.found.algorithm not in ALGORITHMS:
+    if frontier.model.graph.full_batch is not frontier.model.graph:
         return plan, None
     with display.phase("search of baselines"):
         return beside_baselines(plan, names, limit_bytes, display.update)

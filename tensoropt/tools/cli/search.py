@@ -265,7 +265,7 @@ def _search(arguments: argparse.Namespace) -> bool:
     if isinstance(found, Plan):
         found, compared = with_baselines(arguments, found, limit, display)
     write_found(arguments, setup, found, compared, display)
-    return not isinstance(found, Curve) and getattr(found.frontier, "is_interrupted", False)
+    return not isinstance(found, Curve) and found.frontier.is_interrupted
 
 
 def _whole_number(text: str) -> int:

@@ -98,7 +98,7 @@ def of_layers(sizes: tuple[tuple[str, Any], ...], n_layers: int) -> tuple[float,
         first = (int(name.split("/")[0][6:]) - 1) * row["pipeline"] // n_layers * per_stage
         placed[name] = tuple(range(first, first + per_stage))
     point = fastest(row, model, force=force, placed=placed, micro_batches=row["micro_batches"])
-    return point.time_us, with_all_again_us(point), point.n_bytes
+    return point.time_us, with_all_again_us(point), point.peak_bytes
 
 
 def of_gpt(row: dict) -> list[float]:

@@ -86,7 +86,7 @@ def test_a_point_of_a_frontier_with_stages_is_chosen_by_the_pages_address(browse
     for row, number in zip(rows, numbers, strict=True):
         point = found.points_of[number]
         assert row[1].strip() == ("none" if point.n_stages == 1 else str(point.n_stages))
-        assert [row[3].strip(), row[4].strip()] == [memory_text(point.n_bytes), time_text(found.points[number].time_us)]
+        assert [row[3].strip(), row[4].strip()] == [memory_text(point.peak_bytes), time_text(found.points[number].time_us)]
     marks = page.evaluate("document.getElementById('points-chart').data.map((trace) => [trace.name, trace.x.length])")
     counts = Counter(point.n_stages for point in found.points_of)
     assert {"without stages": counts[1], "2 stages": counts[2]}.items() <= dict(marks[1:]).items()

@@ -114,7 +114,7 @@ def test_a_plan_that_its_devices_cannot_hold_is_noted() -> None:
     recorded, hardware = record_named(DEEP, "sgd", 64), named("v100-1x4")
     request = Request(recorded.model, hardware, None, micro_batches=4, budget=Budget(seconds=0))
     frontier = find_with_stages(request, 4, (2,))
-    plan, least = frontier.fastest(), frontier.points_of[0].n_bytes
+    plan, least = frontier.fastest(), frontier.points_of[0].peak_bytes
 
     def told(n_bytes: int) -> str:
         held = replace(plan, assumed={"device_memory_bytes": n_bytes})
@@ -124,7 +124,8 @@ def test_a_plan_that_its_devices_cannot_hold_is_noted() -> None:
     assert "note" not in told(plan.peak_bytes)
     number = frontier.fastest_within(int((plan.peak_bytes - 1) / 1.1))
     assert f"note      this plan needs {memory_text(plan.peak_bytes)} per device, but " in told(plan.peak_bytes - 1)
-    assert f"; point {number + 1} fits with {memory_text(frontier.points_of[number].n_bytes)}" in told(plan.peak_bytes - 1)
+    fits = memory_text(frontier.points_of[number].peak_bytes)
+    assert f"; point {number + 1} fits with {fits}" in told(plan.peak_bytes - 1)
     assert "; search within" in told(least)
 
 
