@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.commands import refused
 from helpers.large import first
 from helpers.mpirun import child_environment, forked
 from matplotlib.figure import Figure
@@ -28,14 +29,6 @@ GOOD = f"{MODELS}:good"
 
 def run(*arguments):
     return main(["compare", *map(str, arguments)])
-
-
-def refused(capsys, *arguments):
-    """The one sentence that is told."""
-    assert run(*arguments) == 2
-    told = capsys.readouterr().err.strip().splitlines()
-    assert len(told) == 1, told
-    return told[0].removeprefix("tensoropt: ")
 
 
 def rows_of(table: str) -> dict[str, list[str]]:
@@ -154,7 +147,7 @@ def test_the_picture_has_all_algorithms_and_tells_points_that_are_far_away():
     ],
 )
 def test_bad_input_gets_one_sentence(capsys, arguments, told):
-    assert told in refused(capsys, *arguments)
+    assert told in refused(capsys, "compare", *arguments)
 
 
 def test_an_interruption_ends_it_and_leaves_no_file(tmp_path):

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers.commands import refused
 from report.test_report import Data
 
 import tensoropt
@@ -16,13 +17,6 @@ GOOD = f"{Path(__file__).with_name('models.py')}:good"
 
 def data_of(file: Path) -> dict:
     return json.loads(Data(file.read_text()).text)
-
-
-def refused(capsys, *arguments: object) -> str:
-    assert main(list(map(str, arguments))) == 2
-    told = capsys.readouterr().err.strip().splitlines()
-    assert len(told) == 1
-    return told[0]
 
 
 def test_search_writes_a_report_of_what_its_frontier_holds(tmp_path, capsys):

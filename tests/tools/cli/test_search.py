@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
+from helpers.commands import refused
 from helpers.mpirun import child_environment, forked
 
 import tensoropt
@@ -30,14 +31,6 @@ GOOD = f"{MODELS}:good"
 
 def search(*arguments):
     return main(["search", *map(str, arguments)])
-
-
-def refused(capsys, *arguments):
-    """The one sentence that is told."""
-    assert search(*arguments) == 2
-    told = capsys.readouterr().err.strip().splitlines()
-    assert len(told) == 1, told
-    return told[0].removeprefix("tensoropt: ")
 
 
 def read(file):
@@ -123,7 +116,7 @@ def test_a_memory_limit_gives_the_fastest_that_fits(tmp_path, everything):
 
 
 def test_too_little_memory(capsys):
-    told = refused(capsys, GOOD, "--devices", 2, "--memory", "1kB")
+    told = refused(capsys, "search", GOOD, "--devices", 2, "--memory", "1kB")
     assert told.startswith("no plan fits 1,000 bytes (1 kB) per device: the least on 2 devices ")
 
 
@@ -145,7 +138,7 @@ def test_the_optimizer_counts(tmp_path):
     ("zoo:lenet5", ("--batch", 0), "takes a positive number of samples, got 0"),
 ])  # fmt: skip
 def test_a_batch_or_optimizer_that_the_model_sets_itself_is_refused(capsys, model, given, told):
-    assert told in refused(capsys, model, "--devices", 1, *given)
+    assert told in refused(capsys, "search", model, "--devices", 1, *given)
 
 
 def test_a_plan_for_another_batch_is_refused_with_both(tmp_path, capsys):
@@ -205,7 +198,7 @@ def test_a_cluster_file_is_used(tmp_path, capsys):
     assert "mine: 2 x V100" in capsys.readouterr().out
     del description["device"]["memory_bytes"]
     file.write_text(json.dumps(description))
-    assert "device.memory_bytes" in refused(capsys, GOOD, "--cluster", file)
+    assert "device.memory_bytes" in refused(capsys, "search", GOOD, "--cluster", file)
 
 
 def test_a_plan_that_its_devices_cannot_hold_is_said_to(tmp_path, capsys):
@@ -247,7 +240,7 @@ def test_operators_without_a_rule_are_named(capsys):
     ],
 )
 def test_a_bad_model_function_gets_a_sentence(capsys, function, expected):
-    assert expected in refused(capsys, f"{MODELS}:{function}", "--devices", 2)
+    assert expected in refused(capsys, "search", f"{MODELS}:{function}", "--devices", 2)
     # Nothing stays behind: not the recording graph, nor what stands in for a session.
     assert tf.executing_eagerly()
     assert search(GOOD, "--devices", 2) == 0
@@ -284,7 +277,7 @@ def test_a_bad_model_function_gets_a_sentence(capsys, function, expected):
     ],
 )
 def test_bad_arguments_get_a_sentence(capsys, arguments, expected):
-    assert expected in refused(capsys, *arguments)
+    assert expected in refused(capsys, "search", *arguments)
 
 
 def test_no_result_replaces_a_file_that_is_read(tmp_path, capsys):
@@ -292,14 +285,14 @@ def test_no_result_replaces_a_file_that_is_read(tmp_path, capsys):
     model.write_text(MODELS.read_text())
     hardware.write_text(json.dumps(named("v100-1x2").to_json()))
     for option, file in itertools.product(("--plan", "--json"), (model, hardware)):
-        said = refused(capsys, f"{model}:good", "--cluster", hardware, option, file)
+        said = refused(capsys, "search", f"{model}:good", "--cluster", hardware, option, file)
         assert f"{option} '{file}' would replace '{file}', which the same command names" in said
 
 
 def test_a_file_that_python_cannot_read(tmp_path, capsys):
     file = tmp_path / "broken.py"
     file.write_text("x = 1\ndef model(:\n")
-    assert "failed (broken.py:2): SyntaxError: " in refused(capsys, f"{file}:model", "--devices", 2)
+    assert "failed (broken.py:2): SyntaxError: " in refused(capsys, "search", f"{file}:model", "--devices", 2)
 
 
 @pytest.mark.parametrize("arguments", [["--algorithm", "best"], ["--devices", "2", "--cluster", "v100-1x2"], []])

@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from helpers.commands import refused
 
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
@@ -28,15 +29,6 @@ def plans(tmp_path_factory) -> Path:
 
 def simulate(*arguments: object) -> int:
     return main(["simulate", *map(str, arguments)])
-
-
-def refused(capsys, *arguments: object) -> str:
-    """The one sentence that is told."""
-    capsys.readouterr()
-    assert simulate(*arguments) == 2
-    told = capsys.readouterr().err.strip().splitlines()
-    assert len(told) == 1, told
-    return told[0].removeprefix("tensoropt: ")
 
 
 def test_the_step_is_told_and_written(plans, tmp_path, capsys):
@@ -99,21 +91,22 @@ def test_another_cluster_of_the_same_mesh_can_be_simulated(plans, capsys):
 
 def test_bad_input_gets_a_sentence(plans, tmp_path, capsys):
     plan = plans / "k80-1x4.json"
-    told = refused(capsys, GOOD, "--plan", plan, "--cluster", "k80-2x2")
+    told = refused(capsys, "simulate", GOOD, "--plan", plan, "--cluster", "k80-2x2")
     assert "a mesh of (1 | 2, 2)" in told and "k80-2x2 doesn't make of 4 devices" in told and "(2 | 2)" in told
-    assert "the plan is for 4 devices" in refused(capsys, GOOD, "--plan", plan, "--cluster", "k80-1x2")
-    assert "no hardware is called 'k81-1x4'" in refused(capsys, GOOD, "--plan", plan, "--cluster", "k81-1x4")
+    assert "the plan is for 4 devices" in refused(capsys, "simulate", GOOD, "--plan", plan, "--cluster", "k80-1x2")
+    assert "no hardware is called 'k81-1x4'" in refused(capsys, "simulate", GOOD, "--plan", plan, "--cluster", "k81-1x4")
     other = GOOD.replace(":good", ":without_rule")
-    assert "another model" in refused(capsys, other, "--plan", plan)
+    assert "another model" in refused(capsys, "simulate", other, "--plan", plan)
     same = tmp_path / "same.json"
-    assert "would replace" in refused(capsys, GOOD, "--plan", plan, "--trace", same, "--json", same)
-    assert "would replace" in refused(capsys, GOOD, "--plan", plan, "--json", plan)
-    assert "no-such-folder" in refused(capsys, GOOD, "--plan", plan, "--trace", tmp_path / "no-such-folder" / "t.json")
+    assert "would replace" in refused(capsys, "simulate", GOOD, "--plan", plan, "--trace", same, "--json", same)
+    assert "would replace" in refused(capsys, "simulate", GOOD, "--plan", plan, "--json", plan)
+    nowhere = tmp_path / "no-such-folder" / "t.json"
+    assert "no-such-folder" in refused(capsys, "simulate", GOOD, "--plan", plan, "--trace", nowhere)
     value = json.loads(plan.read_text())
     value["assumed"]["hardware"] = "my own cluster"
     unknown = tmp_path / "unknown.json"
     unknown.write_text(json.dumps(value))
-    assert "found for the hardware 'my own cluster'" in refused(capsys, GOOD, "--plan", unknown)
+    assert "found for the hardware 'my own cluster'" in refused(capsys, "simulate", GOOD, "--plan", unknown)
     assert simulate(GOOD, "--plan", unknown, "--cluster", "k80-1x4") == 0
 
 
@@ -122,7 +115,7 @@ def test_a_faulty_topology_is_named_with_its_file(plans, tmp_path, capsys):
     value["topology"]["links"][0]["bytes_per_s"] = -1
     file = tmp_path / "faulty.json"
     file.write_text(json.dumps(value))
-    told = refused(capsys, GOOD, "--plan", plans / "k80-1x4.json", "--cluster", file)
+    told = refused(capsys, "simulate", GOOD, "--plan", plans / "k80-1x4.json", "--cluster", file)
     assert "faulty.json: topology.links[0] from '0:gpu0' to '0:switch0': bytes_per_s: got -1" in told
 
 
