@@ -20,6 +20,14 @@ from ..sharding.model import Model
 from .problem.choices import ACCUMULATE, REMAT, REUSE, checked_choices
 from .stages.placement import by_operator, split_force
 
+WORTH_STAGES = 0.15
+"""Stages that weren't asked for must be predicted to save this share of a step of the fastest plan without.
+
+Predictions with stages have been 13.5 % off on average, and more where products have few rows (docs/reference/benchmarks.md,
+Stages).
+"""
+WORTH_TRYING = 0.05
+"""The same where both plans are run, so that the faster one is taken: the search of stages takes time, too."""
 OPTIONS = ("mini_time", "mini_parallelism", "profiling")
 
 
@@ -47,8 +55,8 @@ class Request:
         may_take_stages: whether plans in stages are searched where none without fits the memory limit, or they may pay.
         tell: called with a sentence on whether anything fits, as soon as that is known of a large model.
         keeps_found: whether Ctrl-C ends a search with what it has found, if anything fits.
-        stages_must_pay: whether stages, where plans without are possible too, must be predicted to save more than what
-            predictions are off on measured hardware; they needn't where both are run.
+        worth_stages: the share of a step that stages must be predicted to save, where plans without are possible too:
+            WORTH_STAGES, or WORTH_TRYING where both are run.
     """
 
     model: Model
@@ -68,7 +76,7 @@ class Request:
     wants_frontier: bool = True
     placed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     may_take_stages: bool = False
-    stages_must_pay: bool = True
+    worth_stages: float = WORTH_STAGES
     tell: Callable[[str], None] | None = None
     keeps_found: bool = False
 
@@ -230,6 +238,11 @@ def stages_asked_for(stages: object, schedule: str | None, is_placed: bool = Fal
     if schedule is not None and max(counts or (1,)) == 1 and not is_placed:
         raise InputError(f"schedule={schedule!r} is the order in which stages run; give stages=2 or more with it")
     return counts
+
+
+def must_be_tried(request: Request) -> bool:
+    """Return whether predictions aren't enough to take stages that weren't asked for, and no plan will be run."""
+    return request.worth_stages > WORTH_TRYING and request.hardware.measured is not None
 
 
 def asks_for_stages(request: Request, stages: Sequence[int] | None) -> bool:

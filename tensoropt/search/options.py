@@ -17,10 +17,10 @@ from ..plan.plan import Plan
 from ..plan.scaling_curve import Curve, CurvePoint
 from ..profiling.available_memory import available_memory_bytes
 from ..rules.registry import are_own
-from .asked import Request, asks_for_stages, parallelisms
+from .asked import WORTH_STAGES, Request, asks_for_stages, must_be_tried, parallelisms
 from .candidates.find_staged import find_with_stages
 from .candidates.joined_frontier import why_too_large
-from .candidates.search_candidates import WORTH_STAGES, CandidateSearch
+from .candidates.search_candidates import CandidateSearch
 from .candidates.staged_frontier_points import PlanPoint
 from .curve_points import curve_point, unreachable_point
 from .frontiers.find_frontier import ModelFrontier
@@ -131,12 +131,12 @@ def _found(
 def _fastest(frontier: Frontier[PlanPoint], option: str, request: Request) -> Plan:
     """Return the fastest plan of a frontier within the memory limit, or an unsplit one as :func:`.unsplit_if_as_fast`.
 
-    One without stages is taken where stages are predicted to save less than WORTH_STAGES.
+    One without stages is taken where stages are predicted to save less than they must.
     """
     number = frontier.fastest_within(request.limit_bytes)
     assert number is not None
     plan = unsplit_if_as_fast(frontier.plan(number, option), request)
-    if len(plan.stages) > 1 and request.stages_must_pay and request.hardware.measured is not None:
+    if len(plan.stages) > 1 and must_be_tried(request):
         return _without_stages(frontier, plan, request) or plan
     return plan
 

@@ -35,7 +35,7 @@ from ..rules.rule import Config
 from ..runtime.execute import MPI
 from ..runtime.measuring.operator_timer import OperatorTimer, OperatorTrial, Timed
 from ..runtime.ranks import Processes
-from ..search.asked import asks_for_stages
+from ..search.asked import WORTH_STAGES, WORTH_TRYING, asks_for_stages
 from ..search.baselines import data_parallel
 from ..search.baselines.task import BaselineTask
 from ..search.frontiers.find_frontier import ModelFrontier
@@ -308,15 +308,16 @@ def find_measured(
     """
     budget_s = parse_budget(budget)
     _refuse_unmeasurable(option, request)
-    if request.micro_batches is None and not asks_for_stages(request, stages):
+    is_asked = asks_for_stages(request, stages)
+    if request.micro_batches is None and not is_asked:
         request = replace(request, searches_micro_batches=False)
     # Where no trial follows, stages that nobody asked for must pay by more than predictions are off.
     runs_here = processes.size > 1 and option == "mini_time" and parallelism in (None, processes.size, [processes.size])
     is_tried = first_values is not None and not request.force and runs_here
-    must_pay = not (is_tried or asks_for_stages(request, stages))
+    worth = WORTH_TRYING if is_tried or is_asked else WORTH_STAGES
 
     def search(known: MeasuredOperators) -> Plan:
-        asked = replace(request, known=known, stages_must_pay=must_pay)
+        asked = replace(request, known=known, worth_stages=worth)
         plan = find_answer(option, asked, parallelism, stages, schedule)
         assert not isinstance(plan, Curve)
         return plan

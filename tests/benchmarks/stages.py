@@ -43,8 +43,9 @@ from tensoropt.runtime.execute import MPI
 from tensoropt.runtime.execution import execute
 from tensoropt.runtime.measuring.synthetic_batch import synthetic_step
 from tensoropt.runtime.ranks import Processes
+from tensoropt.search.asked import WORTH_STAGES
 from tensoropt.search.frontiers.find_frontier import find_baseline, find_frontier
-from tensoropt.search.options import WORTH_STAGES, find_answer
+from tensoropt.search.options import find_answer
 from tensoropt.search.request import Request
 from tensoropt.tools.offline import record
 from tensoropt.tools.recorded import Recorded

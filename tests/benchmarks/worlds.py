@@ -19,7 +19,7 @@ KINDS = {
     "key": r"\"(stages|plan|interleaved)\" (not )?in\b",
     "union": r"\bPlan \| Staged|Frontier \| Saved|PlanRows \| (Stage|Frontier)Rows|\bAnyPlan\b",
     "flag": (
-        r"\b(_?has_stages|is_staged|ends is (not )?None|asks_for_stages|stages_must_pay)\b"
+        r"\b(_?has_stages|is_staged|ends is (not )?None|asks_for_stages)\b"
         r"|\bunstaged\b|interleaving is (not )?None"
         r"|len\([\w.]*stages\) [=<>!]=? ?1\b|(n_stages|stages\.n) [=<>!]=? ?1\b|max\((stages|counts)[^)]*\)+ [=>]"
     ),

@@ -30,7 +30,6 @@ from tensoropt.runtime.other_programs import peak_beside
 from tensoropt.runtime.ranks import Processes
 from tensoropt.search.asked import request_of
 from tensoropt.search.candidates.find_staged import find_with_stages
-from tensoropt.search.candidates.staged_frontier_points import PlanPoint
 from tensoropt.search.frontiers.find_frontier import ModelFrontier
 from tensoropt.search.request import Request
 from tensoropt.search.stages.memory import StageCosts, bytes_together, ends_of
@@ -175,7 +174,6 @@ def test_the_peak_of_a_plan_is_of_both_its_stages() -> None:
     found = frontier_of(request("mlp"))
     for number in {0, len(found.points_of) - 1}:
         point = found.points_of[number]
-        assert isinstance(point, PlanPoint)
         for stage in range(2):
             alone = [
                 passes_of(point.frontiers[each], point.numbers[each], each, point.order) for each in (stage, stage + 2)

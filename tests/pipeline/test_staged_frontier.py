@@ -25,11 +25,11 @@ from tensoropt.program.pass_memory import peak_together
 from tensoropt.program.schedule import StepOrder
 from tensoropt.report.differences import differences, differences_text
 from tensoropt.report.frontier_rows import FrontierRows
+from tensoropt.search.asked import WORTH_STAGES, WORTH_TRYING
 from tensoropt.search.candidates.find_staged import find_with_stages
 from tensoropt.search.candidates.joined_frontier import why_too_large
-from tensoropt.search.candidates.staged_frontier_points import PlanPoint
 from tensoropt.search.frontiers.find_frontier import find_frontier
-from tensoropt.search.options import WORTH_STAGES, _fastest, find_answer
+from tensoropt.search.options import _fastest, find_answer
 from tensoropt.search.request import Request
 from tensoropt.search.stages import memory as stage_memory
 from tensoropt.search.stages.memory import StageCosts, ends_of, is_divided, needed_bytes
@@ -254,12 +254,11 @@ def test_on_measured_hardware_stages_must_be_predicted_to_save_more_than_predict
     plan = answer(WORTH_STAGES - 0.005, asked)
     assert isinstance(plan, Plan) and plan.time_us == least_us and isinstance(plan.frontier, Frontier)
     assert "are predicted to save 14% of a step, and taken from 15% on; ask for stages=2" in plan.frontier.summary()
-    assert isinstance(answer(WORTH_STAGES - 0.005, replace(asked, stages_must_pay=False)), Plan)
+    assert isinstance(answer(WORTH_STAGES - 0.005, replace(asked, worth_stages=WORTH_TRYING)), Plan)
 
 
 def test_a_stage_that_alone_exceeds_the_limit_is_named() -> None:
     least, asked = frontier("mlp", (2,)).points_of[0], request("mlp", micro_batches=4)
-    assert isinstance(least, PlanPoint)
     n_bytes = least.peak_bytes
     said = rf"in 2 stages and \d+ micro-batches stage \d alone, .*, needs {n_bytes:,} bytes .* memory={n_bytes}"
     with pytest.raises(InputError, match=said):

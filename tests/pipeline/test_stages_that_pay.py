@@ -16,10 +16,10 @@ from tensoropt.ft import Budget
 from tensoropt.plan.frontier_file import Frontier
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import Origin, named
-from tensoropt.search.candidates import by_bound, search_candidates
+from tensoropt.search.asked import WORTH_STAGES, WORTH_TRYING
+from tensoropt.search.candidates import by_bound
 from tensoropt.search.candidates.candidate import Cutting
 from tensoropt.search.candidates.find_staged import find_with_stages
-from tensoropt.search.candidates.search_candidates import WORTH_STAGES
 from tensoropt.search.options import mini_parallelism, mini_time, profiling
 from tensoropt.search.request import Request
 from tensoropt.search.search_problem import ProblemSearch
@@ -111,7 +111,7 @@ def test_on_measured_hardware_they_are_tried_or_told() -> None:
     hardware = replace(named("v100-2x1"), measured=measured, exposed_share=0.001)
     told = mini_time(request(hardware=hardware), 2)
     assert isinstance(told, Plan) and "2 stages may take" in told.hint and f"note: {told.hint}" in told.brief()
-    tried = mini_time(request(hardware=hardware, stages_must_pay=False, searches_micro_batches=False), 2)
+    tried = mini_time(request(hardware=hardware, worth_stages=WORTH_TRYING, searches_micro_batches=False), 2)
     assert isinstance(tried, Plan) and tried.micro_batches > 1
     assert tried.frontier.fastest_without_stages(None) is not None
 
@@ -157,8 +157,7 @@ def test_what_is_predicted_not_to_pay_is_not_searched(
 ) -> None:
     """There is too little network for any stages, or too little is saved by the best cut."""
     monkeypatch.setattr(owner, name, _never)
-    monkeypatch.setattr(search_candidates, "WORTH_STAGES", worth)
-    assert isinstance(mini_time(request(), 2), Plan)
+    assert isinstance(mini_time(request(worth_stages=worth), 2), Plan)
 
 
 def _interrupted(*_: object) -> None:

@@ -33,6 +33,7 @@ from ...ft import ALGORITHMS
 from ...plan.frontier_file import Frontier
 from ...program.schedule import ONE_FORWARD_ONE_BACKWARD
 from ...report.sentences import time_text
+from ..asked import must_be_tried
 from ..frontiers.find_frontier import ModelFrontier, SearchInterrupted
 from ..request import ONCE, Request, fastest_fits, searched
 from ..stages.memory import StageCosts
@@ -236,7 +237,7 @@ class Best:
             return []
         if candidate.cut is None:
             return self._cut(candidate)
-        if self.worth is not None and _must_be_tried(request):
+        if self.worth is not None and must_be_tried(request):
             search.hint = (
                 f"{count} stages may take {time_text(candidate.least_us)} a step, where "
                 f"{time_text(search.alone_us)} is predicted without; give a profile_budget to try both"
@@ -350,11 +351,6 @@ class Fit:
 def _time_us(frontier: ModelFrontier, point: int) -> float:
     """Return the time per step of a point."""
     return int(frontier.costs.time_ns[point]) / 1e3
-
-
-def _must_be_tried(request: Request) -> bool:
-    """Return whether predictions aren't enough to take stages, and no plan will be run."""
-    return request.stages_must_pay and request.hardware.measured is not None
 
 
 def _hoped_for_bytes(searched: SearchedStages, n: int) -> int:

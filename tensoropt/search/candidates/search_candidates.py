@@ -35,14 +35,6 @@ from .candidate import Candidate, possible_micro_batches
 from .joined_frontier import frontier_of
 from .staged_frontier_points import PlanPoint
 
-WORTH_STAGES = 0.15
-"""Stages that weren't asked for must be predicted to save this share of a step of the fastest plan without.
-
-Predictions with stages have been 13.5 % off on average, and more where products have few rows (docs/reference/benchmarks.md,
-Stages).
-"""
-WORTH_TRYING = 0.05
-"""The same where both plans are run, so that the faster one is taken: the search of stages takes time, too."""
 MOST_STAGES = 8
 
 
@@ -109,18 +101,13 @@ class CandidateSearch(SearchState):
         if not may_take_stages(self.request, self.parallelism):
             return
         if self.alone is not None:
-            by_bound(self.in_stages(self._machines()), Best(self, worth=self.worth))
+            by_bound(self.in_stages(self._machines()), Best(self, worth=self.request.worth_stages))
         elif self._may_help():
             by_bound(list(self._of_memory()), Fit(self))
             if self.fitting is not None:
                 count, n = self.fitting.n_stages, self.fitting.micro_batches
                 default = self.cutting.possible(count)
                 by_bound(default if n in {each.micro_batches for each in default} else [self.fitting], Best(self))
-
-    @property
-    def worth(self) -> float:
-        """The share of the fastest step that stages must save which nobody asked for."""
-        return WORTH_STAGES if self.request.stages_must_pay else WORTH_TRYING
 
     def _machines(self) -> list[int]:
         """Return the numbers of stages that may pay: two, and that of machines; none on a single machine."""
@@ -166,7 +153,7 @@ class CandidateSearch(SearchState):
         if self.alone is None:
             return self._for_memory(found)
         alone_us = self.alone_us
-        most_us = (1 - self.worth) * alone_us
+        most_us = (1 - request.worth_stages) * alone_us
         fastest = found.fastest_within(request.limit_bytes)
         chosen = None if fastest is None else found.points_of[fastest]
         if chosen is None or chosen.n_stages == 1 or chosen.time_us > most_us:

@@ -214,7 +214,6 @@ def _search(arguments: argparse.Namespace) -> bool:
     for hardware in clusters:
         checked_measurement(hardware, arguments.strict)
     display = display_here()
-    from ...plan.plan import Plan
     from ...plan.scaling_curve import Curve
     from ...search.asked import Request, assumptions, checked_micro_batches
     from ...search.problem.splittable import check_usable
@@ -262,7 +261,7 @@ def _search(arguments: argparse.Namespace) -> bool:
         for name in sorted({point.cluster for point in found.points if point.price_per_hour is None}):
             print(f"note      {name} is left out: its hardware file has no price_per_hour")
         found = found.of_time_and_cost()
-    if isinstance(found, Plan):
+    if not isinstance(found, Curve):
         found, compared = with_baselines(arguments, found, limit, display)
     write_found(arguments, setup, found, compared, display)
     return not isinstance(found, Curve) and found.frontier.is_interrupted
