@@ -14,8 +14,9 @@ J. 66 (1994), for pairs of costs.)
 "Does as well" is a preorder, as D(s, s'') <= D(s, s') + D(s', s''). Of states that do as well as each other, the lowest
 stays. One edge is changed at a time, so that for every pair that goes, one that does as well stays.
 
-Complexity: O(K^2 L) for a node of K states whose edges have L columns together. Nodes whose costs are equal, edges included,
-are looked at once.
+Complexity: O(K^2 L) for a node of K states whose edges have L columns together; O(K^2 E + K L) with E edges where a bound by
+the extremes of rows says of most pairs of states that neither replaces anything of the other. Nodes whose costs are equal,
+edges included, are looked at once.
 """
 
 from __future__ import annotations

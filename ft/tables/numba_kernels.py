@@ -226,6 +226,61 @@ def mark_cover(kept: Any, begins: Any, ends: Any, mem: Any, time: Any, tol_mem: 
 
 
 @_compile
+def _find_extremes(rows: Any, bounds: Any, state: int, limit: int, extremes: Any, least: Any) -> None:
+    """Set where a state's allowed costs on each edge are least and most, int64[edges, 4], and the least: int64[2, edges, K].
+
+    The four are of the least and the most memory, and of time. They are -1 where nothing is allowed.
+    """
+    for edge in range(len(bounds) - 1):
+        for cost in range(2):
+            low = high = -1
+            for y in range(bounds[edge], bounds[edge + 1]):
+                if rows[0, state, y] < limit:
+                    if low < 0 or rows[cost, state, y] < rows[cost, state, low]:
+                        low = y
+                    if high < 0 or rows[cost, state, y] > rows[cost, state, high]:
+                        high = y
+            extremes[edge, 2 * cost], extremes[edge, 2 * cost + 1] = low, high
+            least[cost, edge, state] = rows[cost, state, low] if low >= 0 else 0
+
+
+@_compile
+def _may_replace(own: Any, rows: Any, state: int, other: int, limit: int, never: int, extremes: Any, least: Any,
+                 worst: Any) -> Any:  # fmt: skip
+    """Return whether ``other`` may replace anything of a state; False is certain, and known without looking at all columns.
+
+    An edge's largest difference is at least that of the columns where the state's costs are extreme. The difference at any
+    column is at least the least cost of ``other`` less the most of ``state``. Where even these add up to more than 0 for
+    each edge, the edges' true differences do.
+    """
+    mem, time = own[0, other] - own[0, state], own[1, other] - own[1, state]
+    forbidden = -1
+    for edge in range(len(extremes)):
+        most_mem, most_time = -never, -never
+        for y in extremes[edge]:
+            if y >= 0 and rows[0, other, y] < limit:
+                most_mem = max(most_mem, rows[0, other, y] - rows[0, state, y])
+                most_time = max(most_time, rows[1, other, y] - rows[1, state, y])
+            elif y >= 0 and forbidden not in (-1, edge):
+                return False
+            elif y >= 0:
+                forbidden = edge
+        worst[0, edge], worst[1, edge] = most_mem, most_time
+        mem += most_mem
+        time += most_time
+    for edge in range(len(extremes)):
+        if forbidden not in (-1, edge):
+            continue
+        if extremes[edge, 0] < 0:
+            return True
+        rest_mem = mem - worst[0, edge] + least[0, edge, other] - rows[0, state, extremes[edge, 1]]
+        rest_time = time - worst[1, edge] + least[1, edge, other] - rows[1, state, extremes[edge, 3]]
+        if rest_mem <= 0 and rest_time <= 0:
+            return True
+    return False
+
+
+@_compile
 def _exchange(own: Any, rows: Any, bounds: Any, state: int, other: int, limit: int, never: int, worst: Any) -> Any:
     """Compare a state with another in its place: how much more that costs at most, each edge for itself.
 
@@ -284,13 +339,22 @@ def forbid_replaceable(own: Any, rows: Any, bounds: Any, limit: int, never: int)
         never: a number above any difference.
     """
     n_states, n_edges = own.shape[1], len(bounds) - 1
-    worst = np.empty((2, n_edges), np.int64)
+    worst, extremes = np.empty((2, n_edges), np.int64), np.empty((n_edges, 4), np.int64)
+    least = np.empty((2, n_edges, n_states), np.int64)
+    for state in range(n_states):
+        _find_extremes(rows, bounds, state, limit, extremes, least)
     n_gone = 0
     for state in range(n_states):
+        n_known = -1  # what was gone when the extremes were found
         for other in range(n_states):
             if own[0, state] >= limit:
                 break
             if other == state or own[0, other] >= limit:
+                continue
+            if n_known != n_gone:
+                _find_extremes(rows, bounds, state, limit, extremes, least)
+                n_known = n_gone
+            if not _may_replace(own, rows, state, other, limit, never, extremes, least, worst):
                 continue
             mem, time, forbidden, hopeless = _exchange(own, rows, bounds, state, other, limit, never, worst)
             if hopeless:

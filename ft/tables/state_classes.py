@@ -52,7 +52,9 @@ def state_classes(table: Table, variable: int) -> Ints:
     """
     column = table.column(variable)
     rest = codes([table.column(other) for other in table.scope if other != variable], table.n_cells)
-    order = np.lexsort((rest, column)).astype(np.int64, copy=False)
+    # Numbers of 16 bits are sorted by counting.
+    keys = [each.astype(np.min_scalar_type(int(each.max(initial=0)))) for each in (rest, column)]
+    order = np.lexsort(keys).astype(np.int64, copy=False)
     counts = np.diff(table.offsets)[order]
     points = expand_ranges(table.offsets[order], counts)
     mem, time, rest, column = table.mem[points], table.time[points], rest[order], column[order]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -17,6 +18,43 @@ from .problems import Costs, build, chain_pairs, random_problem, resnet_pairs
 def n_allowed(problem: Problem) -> int:
     costs = [*problem.nodes, *problem.edges]
     return sum(int(((c.mem_bytes < INFEASIBLE) & (c.time_ns < INFEASIBLE)).sum()) for c in costs)
+
+
+def forbid_by_definition(own: np.ndarray, ends: list[np.ndarray]) -> None:
+    """Forbid what ``reduce_node`` does, in place, by looking at all columns for each pair of states."""
+    for state, other in permutations(range(own.shape[1]), 2):
+        if own[0, [state, other]].max() >= INFEASIBLE:
+            continue
+        more, allowed = [end[:, other] - end[:, state] for end in ends], [end[0] < INFEASIBLE for end in ends]
+        both = [each[state] & each[other] for each in allowed]
+        lost = [number for number, each in enumerate(allowed) if (each[state] & ~each[other]).any()]
+        if len(lost) > 1 or not all(both[number].any() for number in lost):
+            continue
+        worst = [each[:, meets].max(axis=1, initial=-INFEASIBLE) for each, meets in zip(more, both, strict=True)]
+        total = own[:, other] - own[:, state] + sum(worst)
+        if not lost and (total <= 0).all():
+            for costs in (own, *ends):
+                costs[:, state] = INFEASIBLE
+        for number in [] if own[0, state] >= INFEASIBLE else lost or range(len(ends)):
+            is_gone = both[number] & ((total - worst[number])[:, None] + more[number] <= 0).all(axis=0)
+            ends[number][:, state, is_gone] = INFEASIBLE
+
+
+def test_all_is_forbidden_that_the_definition_forbids() -> None:
+    n_gone = 0
+    for seed in range(300):
+        random = np.random.default_rng(seed)
+        shapes = [(2, 7), *((2, 7, int(random.integers(1, 9))) for _ in range(random.integers(1, 5)))]
+        costs = [random.integers(0, 2 + seed % 40, shape) for shape in shapes]
+        for each in costs:
+            each[:, random.random(each.shape[1:]) < 0.1 * (seed % 4)] = INFEASIBLE
+        expected = [each.copy() for each in costs]
+        forbid_by_definition(expected[0], expected[1:])
+        n_before = sum(int((each >= INFEASIBLE).sum()) for each in costs)
+        reduce_node(costs[0], costs[1:])
+        assert all((got == wanted).all() for got, wanted in zip(costs, expected, strict=True)), seed
+        n_gone += sum(int((each >= INFEASIBLE).sum()) for each in costs) - n_before
+    assert n_gone > 1000
 
 
 def test_the_frontier_stays() -> None:
