@@ -7,15 +7,23 @@ import os
 import random
 import sys
 import warnings
+from functools import cache
 from typing import Any, TextIO
 
 import numpy as np
 
 from ..common.errors import InputError
+from ..common.progress import Display
 from ..runtime.notes import SEED
-from ..runtime.ranks import Processes
+from ..runtime.ranks import Processes, current_processes
 
 ALL_OUTPUT = "TENSOROPT_ALL_OUTPUT"
+
+
+@cache
+def say_once(sentence: str) -> None:
+    """Have rank 0 say a sentence, the first time that it is to."""
+    Display(current_processes().rank == 0).say(sentence)
 
 
 def share_seed(processes: Processes) -> int:

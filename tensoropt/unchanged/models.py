@@ -29,7 +29,6 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 from ..common.errors import InputError
-from ..common.progress import Display
 from ..common.source_lines import running_line
 from ..runtime.execute import loaded_plan
 from ..runtime.notes import SEED
@@ -43,6 +42,7 @@ from ..trainer.trainer import Trainer
 from ..trainer.variables.leading import LedRanks
 from ..trainer.variables.live import settle
 from .batch_sizes import batch_size_of
+from .effects import say_once
 from .steps import IS_HANDED, hand_over_steps, is_set
 
 TRAINING = ("fit", "train_on_batch")
@@ -175,13 +175,9 @@ def _is_by_xla(model: keras.Model) -> bool:
     if config is None or config.config["jit_compile"] is not True:
         return False
     is_alone = current_processes().size == 1 and SEED not in os.environ
-    _say_of_xla("Keras trains the model itself" if is_alone else "steps on ranks run without XLA")
+    what = "Keras trains the model itself" if is_alone else "steps on ranks run without XLA"
+    say_once(f"the script compiles a model with jit_compile=True: {what}")
     return is_alone
-
-
-@cache
-def _say_of_xla(what: str) -> None:
-    Display(current_processes().rank == 0).say(f"the script compiles a model with jit_compile=True: {what}")
 
 
 def _fitting(

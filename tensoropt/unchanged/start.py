@@ -11,9 +11,8 @@ from typing import Any
 
 from ..common.errors import InputError
 from ..common.imports import around_import
-from ..common.progress import Display
 from ..runtime.ranks import Processes, current_processes, install_error_handling
-from .effects import share_seed, share_streams
+from .effects import say_once, share_seed, share_streams
 
 TENSORFLOW = "tensorflow"
 KERAS = "keras"
@@ -37,7 +36,7 @@ def start(options: Mapping[str, Any]) -> Processes:
     _started = dict(options)
     _check_backend(os.environ.get("KERAS_BACKEND", TENSORFLOW))
     if os.environ.pop("TF_CONFIG", None):
-        Display(processes.rank == 0).say("TF_CONFIG is left aside: ranks know each other by MPI")
+        say_once("TF_CONFIG is left aside: ranks know each other by MPI")
     seed = share_seed(processes)
     share_streams(processes)
     if KERAS in sys.modules:

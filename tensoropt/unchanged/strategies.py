@@ -9,9 +9,9 @@ import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
 from ..common.errors import InputError
-from ..common.progress import Display
 from ..common.source_lines import running_line
 from ..runtime.ranks import current_processes
+from .effects import say_once
 
 MIRRORED = ("MirroredStrategy", "MultiWorkerMirroredStrategy", "OneDeviceStrategy")
 OTHERS = ("ParameterServerStrategy", "TPUStrategy")
@@ -36,7 +36,10 @@ def answer_strategies() -> None:
 
 
 def _default(kind: type, *arguments: Any, **named: Any) -> Any:
-    _say_once(kind.__name__)
+    say_once(
+        f"tf.distribute.{kind.__name__} has one replica here, whose batch is the global one: models are trained on all "
+        "ranks anyway"
+    )
     return tf.distribute.get_strategy()
 
 
@@ -44,11 +47,4 @@ def _refused(kind: type, *arguments: Any, **named: Any) -> Any:
     raise InputError(
         f"tf.distribute.{kind.__name__} ({running_line()}) has devices or servers of its own; leave the strategy out: "
         "models are trained on all ranks without one"
-    )
-
-
-@cache
-def _say_once(name: str) -> None:
-    Display(current_processes().rank == 0).say(
-        f"tf.distribute.{name} has one replica here, whose batch is the global one: models are trained on all ranks anyway"
     )

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import keras
 import tensorflow as tf
@@ -27,11 +28,9 @@ def that_tell_samples() -> Iterator[None]:
     Where a layer takes text apart, TensorFlow doesn't know how many samples there are afterwards. Loops, such as those of
     recurrent layers, keep the shapes with which they were traced, so they must be known then.
     """
-    with ExitStack() as restoring:
+    with ExitStack() as entered:
         for kind in BY_SAMPLE:
-            own = vars(kind).get("call")
-            restoring.callback(setattr, kind, "call", own) if own else restoring.callback(delattr, kind, "call")
-            kind.call = _telling(kind.call)
+            entered.enter_context(patch.object(kind, "call", _telling(kind.call)))
         yield
 
 

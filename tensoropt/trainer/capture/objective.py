@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import keras
 import tensorflow as tf
@@ -209,9 +210,8 @@ class KerasObjective(keras.Model):
         return step
 
 
-@contextmanager
-def _weighed_as_by_keras(model: keras.Model) -> Iterator[None]:
-    """Have batches weigh in the mean losses of a model's results as they do in Keras's own steps.
+def _weighed_as_by_keras(model: keras.Model) -> AbstractContextManager[Any]:
+    """Return a context in which batches weigh in the mean losses of a model's results as they do in Keras's own steps.
 
     Keras weighs a batch there by its number of samples as far as a trace knows that: in its own it doesn't, so that all
     batches weigh the same, unless the model runs eagerly. Here it is known.
@@ -222,12 +222,7 @@ def _weighed_as_by_keras(model: keras.Model) -> Iterator[None]:
         is_of_result = model._compile_loss is not None and any(metric is each for each in model._compile_loss.metrics)
         return update(metric, values, None if is_of_result else sample_weight)
 
-    if not model.run_eagerly:
-        keras.metrics.Mean.update_state = update_state
-    try:
-        yield
-    finally:
-        keras.metrics.Mean.update_state = update
+    return nullcontext() if model.run_eagerly else patch.object(keras.metrics.Mean, "update_state", update_state)
 
 
 def _flat_logs(logs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
