@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ...ir.graph import Tensor
 from ...ir.micro_batching import MicroBatch
@@ -12,49 +11,36 @@ from ...lowering.resharding.reshard import Resharder
 from ...reschedule.layout import Layout
 from ...rules.rule import OperandSharding
 from ...sharding.resharding import PathFinder, resharding_of
-from ...sharding.strategy import StrategyView
-from .feed_shards import fed_layout, rows_of
+from .feed_shards import comes_in_micro_batches, fed_layout, rows_of
 from .functions import Feed
+from .parts import StageView
 
 
-@dataclass(frozen=True)
-class FedValues:
-    """The values that a function is fed.
+def fed_values(
+    feed: Feed, values: Values, views: StageView, micro_batches: tuple[MicroBatch, ...], resharder: Resharder,
+    path_finder: PathFinder,
+) -> Callable[[int], Values]:  # fmt: skip
+    """Return a function that emits a feed as the step computes with it, or a micro-batch's rows of it, given its index.
 
-    Attributes:
-        whole: the strategy on the graph of the full batch.
-        per_micro_batch: the one on the graph of one micro-batch, if there are several.
+    If the micro-batches don't divide each rank's share evenly, the shares are gathered.
     """
+    layout = fed_layout(views.whole, feed)
+    if not comes_in_micro_batches(feed, micro_batches):
+        layouts = layout, views.whole.layout(feed.tensor)
+        return lambda index: resharded(feed.tensor, *layouts, values, resharder, path_finder)
+    if feed.is_local and micro_batches[0].n_shares != micro_batches[0].n_devices:
+        replicated = Layout.replicated(layout.mesh, len(feed.tensor.shape))
+        values = resharded(feed.tensor, layout, replicated, values, resharder, path_finder)
+        layout = replicated
+    view, ranks = views.per_micro_batch, resharder.backend.ranks
+    tensor = view.graph.tensors[feed.tensor.name]
 
-    whole: StrategyView
-    per_micro_batch: StrategyView | None
-    resharder: Resharder
-    path_finder: PathFinder
+    def rows(index: int) -> Values:
+        of_ranks = zip(ranks, values, strict=True)
+        own = [rows_of(value, layout, tensor.shape, rank, index) for rank, value in of_ranks]
+        return resharded(tensor, layout, view.layout(tensor), own, resharder, path_finder)
 
-    def at_once(self, feed: Feed, values: Values) -> Callable[[int], Values]:
-        """Return a function that emits a feed as the step computes with it."""
-        layouts = fed_layout(self.whole, feed), self.whole.layout(feed.tensor)
-        return lambda index: resharded(feed.tensor, *layouts, values, self.resharder, self.path_finder)
-
-    def in_micro_batches(self, feed: Feed, values: Values, first: MicroBatch) -> Callable[[int], Values]:
-        """Return a function that emits a micro-batch's rows, given its index.
-
-        If the micro-batches don't divide each rank's share evenly, the shares are gathered.
-        """
-        assert self.per_micro_batch is not None
-        view, layout = self.per_micro_batch, fed_layout(self.whole, feed)
-        if feed.is_local and first.n_shares != first.n_devices:
-            replicated = Layout.replicated(layout.mesh, len(feed.tensor.shape))
-            values = resharded(feed.tensor, layout, replicated, values, self.resharder, self.path_finder)
-            layout = replicated
-        tensor, ranks = view.graph.tensors[feed.tensor.name], self.resharder.backend.ranks
-
-        def rows(index: int) -> Values:
-            of_ranks = zip(ranks, values, strict=True)
-            own = [rows_of(value, layout, tensor.shape, rank, index) for rank, value in of_ranks]
-            return resharded(tensor, layout, view.layout(tensor), own, self.resharder, self.path_finder)
-
-        return rows
+    return rows
 
 
 def as_given(values: Values, micro_batch: int) -> Values:

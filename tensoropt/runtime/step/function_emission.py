@@ -20,8 +20,7 @@ from ...reschedule.cross_mesh import CrossMesh
 from ...reschedule.layout import Layout
 from ...sharding.stages import Crossing
 from ...sharding.strategy import StrategyView
-from .fed_values import FedValues, resharded
-from .feed_shards import comes_in_micro_batches
+from .fed_values import fed_values, resharded
 from .functions import Feed
 from .parts import RunningStages, StagePart
 from .rows_ahead import SentAhead
@@ -164,14 +163,9 @@ class FunctionEmission:
     def _fed_values(self, stage: int) -> dict[str, Callable[[int], Values]]:
         """Return functions that emit what a stage is given, by tensor name: what it is fed, and what others send."""
         views, state = self._engine.views[stage], self._engine.states[stage]
-        taken = FedValues(views.whole, views.per_micro_batch, self._resharders[stage], state.path_finder)
-        micro_batches = self._engine.micro_batches_of(self._fetch, stage)
-        sources: dict[str, Callable[[int], Values]] = {}
-        for feed, values in self._fed.get((stage, False), {}).items():
-            if comes_in_micro_batches(feed, micro_batches):
-                sources[feed.tensor.name] = taken.in_micro_batches(feed, values, micro_batches[0])
-            else:
-                sources[feed.tensor.name] = taken.at_once(feed, values)
+        of_stage = views, self._engine.micro_batches_of(self._fetch, stage), self._resharders[stage], state.path_finder
+        fed = self._fed.get((stage, False), {})
+        sources = {feed.tensor.name: fed_values(feed, values, *of_stage) for feed, values in fed.items()}
         return sources | {each.tensor: partial(self._received, each) for each in self._to(stage)}
 
     def _step(self, stage: int, chain: PassChain) -> StepEmission:
