@@ -1,180 +1,303 @@
-"""Compute an operator's costs in many configs together, in arrays: what :class:`.OperatorCosting` computes for one config.
+"""Compute the costs of operators: the part of Equations (1) and (2) of the TensorOpt paper that is charged to nodes.
 
-| of one config | of all |
-|---|---|
-| :meth:`.OperatorCosting.mem_bytes` | :func:`_mem_bytes` |
-| :meth:`.OperatorCosting.saved_result_bytes` | :func:`saved_result_bytes` |
-| :meth:`.OperatorCosting.both_times_ns` | :func:`_times_ns` |
-| :meth:`.OperatorCosting.inner_times_ns` | :func:`_inside`, :func:`_updating_ns` |
+    m(o, s) = mp + mt    :attr:`ConfigCosts.mem_bytes`     parameters, gradients, slots; tensors saved for backward
+    t(o, s) = tc + ts    :attr:`ConfigCosts.times_ns`      tc: compute forward and backward
+                         :attr:`ConfigCosts.within_ns`     collectives inside of the operator
+                         :attr:`ConfigCosts.updating_ns`   collectives that only updates of variables wait for
 
-Where configs differ in what a cost doesn't depend on, the single-config function is asked once for all of them: for each
-different amount of work, each layout of a variable that differs in its shards, and each different resharding inside.
-``tests/search/problem/test_config_costs.py`` holds the one against the other.
+*ts*, the synchronisation of a parameter's gradient, is the backward resharding between the parameter and its consumer here:
+:mod:`.resharding_costs`. Costs are integers: bytes and nanoseconds, of the device that has the largest shards. They are
+computed for many configs together, in arrays, and for one in arrays of one (:func:`costs_of_config`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
-from ..ir.body import COMPOSITES, VALUE_SHAPED
+from ..ir.body import BODY, COMPOSITES, FORM, LOOP, VALUE_SHAPED
 from ..ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Operator, Tensor
 from ..ir.views import ALIASES
+from ..profiling.work import WorkItem
 from ..reschedule.orders import Ints, Mask
 from ..rules.config_arrays import ConfigArrays, Interfaces
+from ..rules.rule import Config, Rule
 from ..rules.shardings import first_seen
 from ..sharding.resharding import Resharding, differentiated_operands, inner_reshardings, statistics_of
 from .operator_costs import OperatorCosting
+from .resharding_costs import shard_bytes
+from .work_items import key_of
+
+READS_PART = frozenset("GatherNd GatherV2 Slice StridedSlice".split())
+"""Types of operators that read only the part of their first operand that they return."""
+
+
+def costs_of_config(costing: OperatorCosting, op: Operator, rule: Rule, config: Config) -> ConfigCosts:
+    """Return the costs of an operator in one config, which are found once for operators that are alike."""
+    key = costing.kind(op, rule), config
+    if key not in costing.of_configs:
+        costing.of_configs[key] = ConfigCosts(costing, op, ConfigArrays.of(rule, (config,)))
+    found: ConfigCosts = costing.of_configs[key]
+    return found
 
 
 @dataclass(frozen=True, eq=False)
 class ConfigCosts:
-    """The costs of an operator in K configs, int64[K] each.
+    """The costs of an operator in K configs, int64[K] each; each is computed when it is first asked for."""
 
-    Attributes:
-        within_ns: the time of the collectives inside of the operator.
-        updating_ns: the time of collectives that only updates of variables wait for.
-    """
+    costing: OperatorCosting
+    op: Operator
+    arrays: ConfigArrays
 
-    interfaces: Interfaces
-    mem_bytes: Ints
-    compute_ns: Ints
-    backward_ns: Ints
-    within_ns: Ints
-    updating_ns: Ints
+    @cached_property
+    def interfaces(self) -> Interfaces:
+        """The operator's interfaces."""
+        return Interfaces(self.arrays, self.costing.reshardings.numbers)
+
+    @cached_property
+    def mem_bytes(self) -> Ints:
+        """Bytes of an operator's parameters with gradients and slots, and of what it saves for the backward pass.
+
+        Where windows overlap blocks, it reads all that a block's windows cover: a copy that is saved as well.
+        """
+        costing, op = self.costing, self.op
+        total = self._zeros + costing.looked_up_bytes(op)
+        for tensor, shards in zip(op.outputs, self._results, strict=True):
+            if op.type in (CONSTANT, VARIABLE) or tensor.name in costing.charged:
+                # The full batch is held all the time, and not one micro-batch of it.
+                total += shards * (costing.graph.n_runs(tensor.name) if op.type == PLACEHOLDER else 1)
+        if op.type == VARIABLE:
+            total += self._of_updates[0]
+        return total + self.saved_inside_bytes + self._windows_bytes
+
+    @cached_property
+    def saved_result_bytes(self) -> Ints:
+        """The part of the memory that is the operator's results, which aren't saved where it is rematerialized."""
+        charged = (i for i, tensor in enumerate(self.op.outputs) if tensor.name in self.costing.charged)
+        return sum((self._results[i] for i in charged), self._zeros)
+
+    @cached_property
+    def saved_inside_bytes(self) -> Ints:
+        """Bytes that a loop saves of its trips for its backward pass, and of its constants.
+
+        Tensors that no trip changes are saved outside of the loop, and a custom gradient saves nothing but its operands.
+        """
+        op, once, each_trip = self.op, self._zeros, self._zeros
+        if op.type == VALUE_SHAPED and self._differentiated:
+            return once + int(op.attrs[BODY].inside_bytes)
+        if op.type != LOOP:
+            return once
+        (composition, parts), form = self.costing.body(op), op.attrs[FORM]
+        for part in self._parts:
+            if part.op.type == CONSTANT:
+                once = once + part.mem_bytes
+            else:
+                each_trip = each_trip + part.mem_bytes
+        for tensor in composition.body.inputs[: form.first_invariant]:
+            if tensor.name in parts.saved:
+                layouts = [composition.input_layout(tensor, config) for config in self.arrays.configs]
+                each_trip = each_trip + np.array([shard_bytes(tensor, layout) for layout in layouts])
+        return once + int(form.trips) * each_trip
+
+    @cached_property
+    def times_ns(self) -> Ints:
+        """The compute time of both passes over all micro-batches, and the part that is the backward pass, int64[2, K].
+
+        For a variable they are the time of the optimizer's update, and 0.
+        """
+        own_ns = self._body_ns if self.op.type in COMPOSITES else self._work_ns
+        return self.costing.n_runs(self.op) * own_ns + self.adding_ns
+
+    @property
+    def compute_ns(self) -> Ints:
+        """The compute time of both passes."""
+        return self.times_ns[0]
+
+    @property
+    def backward_ns(self) -> Ints:
+        """The compute time of the backward pass."""
+        return self.times_ns[1]
+
+    @cached_property
+    def adding_ns(self) -> Ints:
+        """The part of the backward pass that adds the gradients of all micro-batches but the first to their sums."""
+        total, costing = self._zeros, self.costing
+        if costing.graph.micro_batching is None:
+            return total
+        for (position, tensor), shards in zip(self.op.operands, self._operands, strict=True):
+            if costing.accumulates(self.op, position):
+                sizes, kind = np.unique(shards, return_inverse=True)
+                works = [WorkItem("AddV2", tensor.dtype, size // tensor.item_bytes, 3 * size) for size in sizes.tolist()]
+                total = total + np.array([costing.compute.time_ns(work) for work in works], np.int64)[kind]
+        return (costing.graph.n_micro_batches - 1) * total
+
+    def work(self, i: int = 0, has_key: bool = True) -> WorkItem | None:
+        """Return the operator's work in a config, forward and backward, or that of a variable's update; None if it has none.
+
+        A composite operator has no work of its own either: the operators of its body have.
+        """
+        op, costing = self.op, self.costing
+        if op.type in (PLACEHOLDER, CONSTANT, *COMPOSITES) or op.updates is not None:
+            return None
+        flops, moved, moved_back = (int(each[i]) for each in self._amounts)
+        if op.type == VARIABLE:
+            return WorkItem(op.type, op.result.dtype, 0, moved) if moved else None
+        positions, key = sorted(self._differentiated), ""
+        if has_key:
+            points = int(self.arrays.local_points()[i])
+            key = key_of(op, self.arrays.rule, self.arrays.configs[i], self.interfaces[i], points, positions)
+            key += " by rows" if key and op.name in costing.graph.lookup_operators else ""
+        dtype = op.result.dtype if op.outputs else "float32"
+        return WorkItem(op.type, dtype, flops, moved, len(positions), key, moved_back if positions else 0)
+
+    @cached_property
+    def within_ns(self) -> Ints:
+        """The time of the collectives inside of the operator."""
+        reshardings, kind = self._inside
+        return self._priced(reshardings)[kind]
+
+    @cached_property
+    def updating_ns(self) -> Ints:
+        """The time of the collectives of the updates of a variable, or of a table that is looked up; nothing else waits."""
+        costing, op = self.costing, self.op
+        updates = costing.graph.updates.get(op.name, ())
+        if op.name not in costing.graph.lookup_operators and not any(update.sums or update.is_global for update in updates):
+            return self._zeros
+        return self._priced([tuple(costing.updating(op, self.arrays.rule, config)) for config in self.arrays.configs])
+
+    @cached_property
+    def communicates_inside(self) -> Mask:
+        """Whether there are reshardings inside of the operator (:func:`.inner_reshardings`), bool[K]."""
+        rule, found = self.arrays.rule, self.arrays.are_exchanged()
+        return found | self.arrays.splits_any(rule.inner) if rule.inner and statistics_of(self.op, rule) else found
+
+    @property
+    def _differentiated(self) -> frozenset[int]:
+        """The positions of the operands to which a gradient comes back."""
+        return differentiated_operands(self.op, self.costing.backward.gradients)
+
+    @property
+    def _zeros(self) -> Ints:
+        return np.zeros(len(self.arrays), np.int64)
+
+    def _shards(self, tensor: Tensor, layouts: Ints) -> Ints:
+        """Return the bytes of the largest shard of a tensor in each layout."""
+        return self.interfaces.numbers.largest_elements(layouts, tensor.shape) * tensor.item_bytes
+
+    @cached_property
+    def _results(self) -> list[Ints]:
+        """The bytes of the largest shard of each result."""
+        return [self._shards(*each) for each in zip(self.op.outputs, self.interfaces.results, strict=True)]
+
+    @cached_property
+    def _operands(self) -> list[Ints]:
+        """The bytes of the largest shard of each operand."""
+        return [self._shards(tensor, sharding.layouts) for _, tensor, sharding in self.interfaces.of_operands(self.op)]
+
+    @cached_property
+    def _of_updates(self) -> Ints:
+        """See :meth:`.OperatorCosting.update_bytes`, int64[2, K]: once for equal shards, replicated or not."""
+        (shards,), interfaces = self._results, self.interfaces
+        first, kind = first_seen(2 * shards + (interfaces.numbers.used_axes(interfaces.results[0]) != 0))
+        found = [self.costing.update_bytes(self.op, interfaces[i].results[0], int(shards[i])) for i in first.tolist()]
+        return np.array(found, np.int64)[kind].T
+
+    @cached_property
+    def _amounts(self) -> tuple[Ints, Ints, Ints]:
+        """Flops of the forward pass, and the bytes that it and the backward pass read plus write; of an update its bytes.
+
+        What reads a part moves its result twice, and not all that it reads from. Its gradient has zeros in all other places,
+        except where a table is updated by rows.
+        """
+        op, costing, zeros = self.op, self.costing, self._zeros
+        if op.type == VARIABLE:
+            return zeros, self._of_updates[1], zeros
+        flops = np.rint(self.arrays.rule.flops_per_point * self.arrays.local_points()).astype(np.int64)
+        if op.type in ALIASES:
+            return flops, zeros, zeros
+        results, n_gradients = sum(self._results, zeros), len(self._differentiated)
+        moved = sum(self._operands, results)
+        if op.type in READS_PART and op.inputs and op.inputs[0] is not None:
+            table = self._operands[0]
+            part = moved - table + results
+            back = part if op.name in costing.graph.lookup_operators else part + table
+            return flops, part, back * n_gradients
+        if op.type == VALUE_SHAPED:
+            inside, moved = op.attrs[BODY], moved + 2 * int(op.attrs[BODY].inside_bytes)
+            return zeros + int(inside.inside_flops), moved, 2 * moved * bool(n_gradients)
+        return flops, moved, moved * n_gradients
+
+    @cached_property
+    def _work_ns(self) -> Ints:
+        """The times of works, int64[2, K]: once for each different amount of work."""
+        arrays, compute = self.arrays, self.costing.compute
+        if self.work(has_key=False) is None:
+            return np.zeros((2, len(arrays)), np.int64)
+        columns = [*self._amounts]
+        if compute.needs_keys:
+            # A key tells the operands' largest shards, whether windows are exchanged, and which factors inside are split.
+            columns += [arrays.are_exchanged().astype(np.int64), *map(arrays.degree, arrays.rule.inner)]
+            for _, tensor, sharding in self.interfaces.of_operands(self.op):
+                columns += [*self.interfaces.numbers.blocks(sharding.layouts, tensor.shape).T]
+        _, first, kind = np.unique(np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True)
+        works = [self.work(i, compute.needs_keys) for i in first.tolist()]
+        times = [(0, 0) if work is None else (compute.time_ns(work), compute.backward_ns(work)) for work in works]
+        return np.array(times, np.int64)[kind.reshape(-1)].T
+
+    @cached_property
+    def _parts(self) -> list[ConfigCosts]:
+        """The costs of the operators in the body of a composite operator, in its configs."""
+        (composition, parts), found = self.costing.body(self.op), []
+        for op in composition.body.operators:
+            inner = [composition.inner(op, config)[0] for config in self.arrays.configs]
+            found.append(ConfigCosts(parts, op, ConfigArrays.of(composition.rules[op.name], inner)))
+        return found
+
+    @cached_property
+    def _body_ns(self) -> Ints:
+        """The times of a composite operator's body, int64[2, K]; a custom gradient's is all backward."""
+        op, total = self.op, np.zeros((2, len(self.arrays)), np.int64)
+        if op.type != LOOP and not self._differentiated:
+            return total
+        total = sum((part.times_ns for part in self._parts), total)
+        return int(op.attrs[FORM].trips) * total if op.type == LOOP else total[[0, 0]]
+
+    @cached_property
+    def _inside(self) -> tuple[list[tuple[Resharding, ...]], Ints]:
+        """The reshardings inside of the operator for each kind of configs, and the kind of each config.
+
+        They are the same for configs that split the factors of what is reduced, or of the first operand's windows, equally.
+        """
+        op, arrays = self.op, self.arrays
+        if not self.communicates_inside.any():
+            return [()], self._zeros
+        first, kind = arrays.distinct_in(_names_inside(op, arrays))
+        return [inner_reshardings(op, arrays.rule, arrays.configs[i], self._differentiated) for i in first], kind
+
+    @property
+    def _windows_bytes(self) -> Ints:
+        """The bytes of exchanged windows that are saved."""
+        if (self.op.name, 0) not in self.costing.backward.residual_operands or not self.arrays.are_exchanged().any():
+            return self._zeros
+        reshardings, kind = self._inside
+        return np.array([sum(map(_windows_bytes, of_kind)) for of_kind in reshardings], np.int64)[kind]
+
+    def _priced(self, groups: Sequence[Sequence[Resharding]]) -> Ints:
+        """Return the time of each group of reshardings, over all micro-batches."""
+        costs = self.costing.reshardings
+        for resharding in chain.from_iterable(groups):
+            costs.expect_resharding(resharding)
+        return self.costing.n_runs(self.op) * np.array([sum(map(costs.time_ns, group)) for group in groups], np.int64)
 
 
-def costs_of_configs(costing: OperatorCosting, op: Operator, arrays: ConfigArrays) -> ConfigCosts:
-    """Return the costs of an operator in its configs."""
-    interfaces = Interfaces(arrays, costing.reshardings.numbers)
-    within_ns, windows_bytes = _inside(costing, op, arrays)
-    if _is_of_kinds(op):
-        mem_bytes, compute_ns, backward_ns = _of_kinds(costing, op, arrays, interfaces)
-    else:
-        mem_bytes = _mem_bytes(costing, op, arrays, interfaces) + windows_bytes
-        compute_ns, backward_ns = _times_ns(costing, op, arrays, interfaces)
-    updating_ns = _updating_ns(costing, op, arrays)
-    return ConfigCosts(interfaces, mem_bytes, compute_ns, backward_ns, within_ns, updating_ns)
-
-
-def times_of_configs(costing: OperatorCosting, op: Operator, arrays: ConfigArrays) -> tuple[Ints, Ints]:
-    """Return the compute time of an operator in its configs, and the part of it that is the backward pass."""
-    interfaces = Interfaces(arrays, costing.reshardings.numbers)
-    if _is_of_kinds(op):
-        _, compute_ns, backward_ns = _of_kinds(costing, op, arrays, interfaces)
-    else:
-        compute_ns, backward_ns = _times_ns(costing, op, arrays, interfaces)
-    return compute_ns, backward_ns
-
-
-def saved_result_bytes(costing: OperatorCosting, op: Operator, interfaces: Interfaces) -> Ints:
-    """Return the part of the memory that is the operator's results, which aren't saved where it is rematerialized."""
-    total = np.zeros(len(interfaces), np.int64)
-    for tensor, layouts in zip(op.outputs, interfaces.results, strict=True):
-        if tensor.name in costing.charged:
-            total += _shards(tensor, layouts, interfaces)
-    return total
-
-
-def communicates_inside(op: Operator, arrays: ConfigArrays) -> Mask:
-    """Return whether there are reshardings inside of the operator (:func:`.inner_reshardings`), bool[K]."""
-    found = arrays.are_exchanged()
-    return found | arrays.splits_any(arrays.rule.inner) if arrays.rule.inner and statistics_of(op, arrays.rule) else found
-
-
-def _is_of_kinds(op: Operator) -> bool:
-    return op.type == VARIABLE or op.type in COMPOSITES or op.type == VALUE_SHAPED
-
-
-def _of_kinds(costing: OperatorCosting, op: Operator, arrays: ConfigArrays, interfaces: Interfaces) -> list[Ints]:
-    """Return memory, compute time and its backward part from the single-config functions.
-
-    For a variable they are the same where its shards are equally large, and its layouts replicated or not.
-    """
-    first, kind = np.arange(len(arrays)), np.arange(len(arrays))
-    if op.type == VARIABLE:
-        is_split = interfaces.numbers.used_axes(interfaces.results[0]) != 0
-        first, kind = first_seen(2 * _shards(op.result, interfaces.results[0], interfaces) + is_split)
-    rule, costs = arrays.rule, []
-    for i in first.tolist():
-        each = arrays.configs[i], interfaces[i]
-        costs.append((costing.mem_bytes(op, rule, *each), *costing.both_times_ns(op, rule, *each)))
-    return list(np.array(costs, np.int64)[kind].T)
-
-
-def _mem_bytes(costing: OperatorCosting, op: Operator, arrays: ConfigArrays, interfaces: Interfaces) -> Ints:
-    """Return :meth:`.OperatorCosting.mem_bytes` without the windows that are exchanged."""
-    graph, total = costing.graph, np.zeros(len(arrays), np.int64)
-    for tensor, layouts in zip(op.outputs, interfaces.results, strict=True):
-        if op.type == CONSTANT or tensor.name in costing.charged:
-            n_runs = graph.n_runs(tensor.name) if op.type == PLACEHOLDER else 1
-            total += _shards(tensor, layouts, interfaces) * n_runs
-    return total + costing.looked_up_bytes(op)
-
-
-def _times_ns(costing: OperatorCosting, op: Operator, arrays: ConfigArrays, interfaces: Interfaces) -> list[Ints]:
-    """Return the compute time and the part of it that is the backward pass: once for each different amount of work."""
-    nothing = np.zeros(len(arrays), np.int64)
-    if not costing.has_work(op):
-        return [nothing, nothing]
-    operands = [(tensor, sharding.layouts) for _, tensor, sharding in interfaces.of_operands(op)]
-    results = list(zip(op.outputs, interfaces.results, strict=True))
-    shards = [_shards(tensor, layouts, interfaces) for tensor, layouts in (*results, *operands)]
-    moved = moved_back = nothing
-    if op.type not in ALIASES:
-        table = shards[len(results)] if operands else nothing
-        moved, moved_back = costing.moved(op, sum(shards, nothing), sum(shards[: len(results)], nothing), table)
-    flops = np.rint(arrays.rule.flops_per_point * arrays.local_points()).astype(np.int64)
-    columns = [flops, moved, moved_back]
-    if costing.compute.needs_keys:
-        # A key tells the largest shards of the operands, whether windows are exchanged, and which factors inside are split.
-        columns += [arrays.are_exchanged(), *(arrays.degree(name) for name in arrays.rule.inner)]
-        columns += [blocks for tensor, layouts in operands for blocks in interfaces.numbers.blocks(layouts, tensor.shape).T]
-    accumulates = bool(costing.accumulated(op))
-    if accumulates:
-        columns += shards[len(results) :]
-    _, first, kind = np.unique(np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True)
-    costs = []
-    for i in first.tolist():
-        if costing.compute.needs_keys:
-            costs.append(costing.both_times_ns(op, arrays.rule, arrays.configs[i], interfaces[i]))
-            continue
-        both_ns = costing.times_of_amounts_ns(op, (int(flops[i]), int(moved[i]), int(moved_back[i])))
-        added_ns = costing.accumulating_ns(op, interfaces[i]) if accumulates else 0
-        costs.append(tuple(time_ns + added_ns for time_ns in both_ns))
-    return list(np.array(costs, np.int64)[kind.reshape(-1)].T)
-
-
-def _inside(costing: OperatorCosting, op: Operator, arrays: ConfigArrays) -> tuple[Ints, Ints]:
-    """Return the time of the collectives inside of the operator, and the bytes of exchanged windows that are saved.
-
-    Both are the same for configs that split the factors of what is reduced, or of the first operand's windows, equally.
-    """
-    rule, costs = arrays.rule, np.zeros((2, len(arrays)), np.int64)
-    is_inside = communicates_inside(op, arrays)
-    if not is_inside.any():
-        return costs[0], costs[1]
-    differentiated = differentiated_operands(op, costing.backward.gradients)
-    is_saved = (op.name, 0) in costing.backward.residual_operands
-    first, kind = arrays.distinct_in(_names_inside(op, arrays))
-    found: dict[int, tuple[Resharding, ...]] = {}
-    for number, i in enumerate(first):
-        if is_inside[i]:
-            found[number] = inner_reshardings(op, rule, arrays.configs[i], differentiated)
-            for resharding in found[number]:
-                costing.reshardings.expect_resharding(resharding)
-    n_runs = costing.graph.n_runs(op.result.name)
-    of_kind = np.zeros((2, len(first)), np.int64)
-    for number, reshardings in found.items():
-        of_kind[0, number] = n_runs * sum(costing.reshardings.time_ns(resharding) for resharding in reshardings)
-        for resharding in reshardings if is_saved else ():
-            if resharding.halo is not None:
-                windows = resharding.halo.largest_local_shape(resharding.shape)
-                of_kind[1, number] = math.prod(windows) * resharding.item_bytes
-    costs = of_kind[:, kind]
-    return costs[0], costs[1]
+def _windows_bytes(resharding: Resharding) -> int:
+    halo, shape = resharding.halo, resharding.shape
+    return 0 if halo is None else math.prod(halo.largest_local_shape(shape)) * resharding.item_bytes
 
 
 def _names_inside(op: Operator, arrays: ConfigArrays) -> set[str]:
@@ -186,16 +309,3 @@ def _names_inside(op: Operator, arrays: ConfigArrays) -> set[str]:
     if rule.inner:
         names.update(name for statistic in statistics_of(op, rule) for name in statistic.kept if name is not None)
     return names
-
-
-def _updating_ns(costing: OperatorCosting, op: Operator, arrays: ConfigArrays) -> Ints:
-    """Return the time of the collectives of the updates of a variable, or of a table that is looked up."""
-    updates = costing.graph.updates.get(op.name, ())
-    if op.name not in costing.graph.lookup_operators and not any(update.sums or update.is_global for update in updates):
-        return np.zeros(len(arrays), np.int64)
-    return np.array([updating_ns for _, updating_ns in costing.inner_times_ns(op, arrays.rule, arrays.configs)], np.int64)
-
-
-def _shards(tensor: Tensor, layouts: Ints, interfaces: Interfaces) -> Ints:
-    """Return the bytes of the largest shard of a tensor in each layout, int64[K]."""
-    return interfaces.numbers.largest_elements(layouts, tensor.shape) * tensor.item_bytes

@@ -23,10 +23,10 @@ from ..reschedule.layout import Layout, Shape
 from ..reschedule.layout_numbers import LayoutNumbers
 from ..reschedule.mesh import Mesh
 from ..reschedule.orders import Ints, Mask
-from ..reschedule.path import all_pairs, cheapest_path, size_class
+from ..reschedule.path import all_pairs, size_class
 from ..rules.rule import OperandSharding
 from ..rules.shardings import NO_GRADIENT, Shardings
-from ..sharding.resharding import Resharding, bucket_share_ns, resharding_of
+from ..sharding.resharding import PathFinder, Resharding, bucket_share_ns, resharding_of
 
 
 class ResidualCharge(Enum):
@@ -81,6 +81,7 @@ class ReshardingCosting:
 
     Attributes:
         numbers: the layouts that occur, numbered.
+        path_finder: the paths of reshardings that no table has.
         exposed_share: the share of a resharding's time that isn't hidden behind the compute beside it; 1 where nothing
             overlaps.
     """
@@ -91,14 +92,13 @@ class ReshardingCosting:
     _expected: dict[tuple[object, ...], dict[int, None]] = field(default_factory=dict)
     _tables: dict[tuple[object, ...], TimeTable] = field(default_factory=dict)
     _classes: dict[tuple[Shape, int], tuple[object, ...]] = field(default_factory=dict)
-    _paths: dict[tuple[Layout, Layout, Shape, int], int] = field(default_factory=dict)
     # Sequences are held with the result, so that no others can get their ids.
     _pairs: dict[tuple[str, int, int], tuple[Mask, object, object]] = field(default_factory=dict)
     _times: dict[tuple[object, ...], tuple[Ints, Ints, Mask, object, object]] = field(default_factory=dict)
     _bytes: dict[tuple[Shape, int, int], tuple[Ints, object]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.numbers = LayoutNumbers(self.mesh)
+        self.numbers, self.path_finder = LayoutNumbers(self.mesh), PathFinder(self.steps)
 
     @property
     def overlaps(self) -> bool:
@@ -136,33 +136,19 @@ class ReshardingCosting:
 
     def time_ns(self, resharding: Resharding) -> int:
         """Return the time of a resharding: forward and, where a gradient comes back, backward."""
-        source = resharding.source
-        if resharding.halo is not None:
-            ways = (resharding.halo, resharding.halo.backward())[: 1 if resharding.sharding.unreduced is None else 2]
-            return sum(way.time_ns(resharding.shape, resharding.item_bytes, self.steps) for way in ways)
-        if resharding.reduction == "max":
-            n_bytes = math.prod(source.largest_local_shape(resharding.shape)) * resharding.item_bytes
-            return self.steps.time_ns("all_reduce", self.mesh, source.partial, n_bytes)
-        if resharding.in_bucket:
-            forward = self._path_ns(source, resharding.sharding.layout, resharding.shape, resharding.item_bytes)
-            return forward + bucket_share_ns(resharding, self.steps)
-        return sum(self._path_ns(*ends, resharding.shape, resharding.item_bytes) for ends in _ends(resharding))
+        size = resharding.shape, resharding.item_bytes
+        if resharding.reduction == "sum" and resharding.halo is None and not resharding.in_bucket:
+            expected = self._expected.get(self._class(*size), {})
+            sources, targets = (self.numbers.of(ends) for ends in zip(*_ends(resharding), strict=True))
+            if all(number in expected for number in (*sources.tolist(), *targets.tolist())):
+                return int(np.trace(self.table(*size).between(sources, targets)))
+        return self.path_finder.time_ns(resharding)
 
     def _class(self, shape: Shape, item_bytes: int) -> tuple[object, ...]:
         key = shape, item_bytes
         if key not in self._classes:
             self._classes[key] = size_class(self.mesh, shape, item_bytes)
         return self._classes[key]
-
-    def _path_ns(self, source: Layout, target: Layout, shape: Shape, item_bytes: int) -> int:
-        expected = self._expected.get(self._class(shape, item_bytes), {})
-        ends = self.numbers.of([source, target])
-        if all(number in expected for number in ends.tolist()):
-            return int(self.table(shape, item_bytes).between(ends[:1], ends[1:])[0, 0])
-        key = (source, target, shape, item_bytes)
-        if key not in self._paths:
-            self._paths[key] = cheapest_path(*key, self.steps).time_ns(self.steps, item_bytes)
-        return self._paths[key]
 
     def matrix(
         self, tensor: Tensor, sources: Shardings, shardings: Shardings, charge: ResidualCharge, of_variable: bool = False

@@ -1,58 +1,22 @@
-"""Describe an operator's work on the device that has the largest shards, as profiling files it: :func:`work_of`."""
+"""Describe an operator's work on the device that has the largest shards, as profiling files it."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Container
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import lru_cache
 
 from ..ir.body import COMPOSITES
 from ..ir.graph import SOURCES, Operator
-from ..profiling.work import WorkItem
 from ..reschedule.layout import Shape
-from ..rules.rule import Config, Interface, Rule, local_points
+from ..rules.rule import Config, Interface, Rule
 from ..sharding.resharding import halo_resharding
 
 # Attributes that don't change how long an operator takes, and static inputs that hold global shapes.
 _WITHOUT_EFFECT = frozenset("seed seed2 container shared_name loaded trainable name".split())
 _SHAPES = {"Reshape": 1, "BroadcastTo": 1, "Fill": 0, "Conv2DBackpropInput": 0, "Slice": 2}
 _LONGEST = 64
-
-
-def work_of(
-    op: Operator,
-    rule: Rule,
-    config: Config,
-    interface: Interface,
-    amounts: tuple[int, int, int],
-    gradients: Container[tuple[str, int]],
-    by_rows: bool = False,
-) -> WorkItem:
-    """Return the work of an operator in a config.
-
-    Args:
-        interface: the operator's interface in this config.
-        amounts: flops of the forward pass, and the bytes that it and the backward pass read plus write.
-        gradients: (operator, position) of operands to which a gradient comes back.
-        by_rows: whether the gradient of the first operand has only the rows that are read.
-    """
-    key = _key(op, rule, config, interface, _positions(op, gradients))
-    return replace(work_of_amounts(op, amounts, gradients), key=f"{key} by rows" if key and by_rows else key)
-
-
-def work_of_amounts(op: Operator, amounts: tuple[int, int, int], gradients: Container[tuple[str, int]]) -> WorkItem:
-    """Return the work of an operator without a key; see :func:`work_of`."""
-    flops, n_bytes, gradient_bytes = amounts
-    dtype = op.result.dtype if op.outputs else "float32"
-    positions = _positions(op, gradients)
-    return WorkItem(op.type, dtype, flops, n_bytes, len(positions), gradient_bytes=gradient_bytes if positions else 0)
-
-
-def _positions(op: Operator, gradients: Container[tuple[str, int]]) -> tuple[int, ...]:
-    """Return the positions of the operands to which a gradient comes back."""
-    return tuple(position for position, _ in op.operands if (op.name, position) in gradients)
 
 
 def largest_operand_shapes(op: Operator, rule: Rule, config: Config, interface: Interface) -> list[Shape]:
@@ -71,8 +35,14 @@ def largest_operand_shapes(op: Operator, rule: Rule, config: Config, interface: 
     return shapes
 
 
-def _key(op: Operator, rule: Rule, config: Config, interface: Interface, positions: tuple[int, ...]) -> str:
-    """Return the key that measurements of the work are filed under, or an empty text if it can't be timed by itself."""
+def key_of(op: Operator, rule: Rule, config: Config, interface: Interface, points: int, positions: Sequence[int]) -> str:
+    """Return the key that measurements of the work are filed under, or an empty text if it can't be timed by itself.
+
+    Args:
+        interface: the operator's interface in this config.
+        points: how many points of the product of all factors the device computes.
+        positions: of the operands to which a gradient comes back.
+    """
     if op.type in SOURCES or op.type in COMPOSITES:
         return ""
     shards = zip(op.operands, largest_operand_shapes(op, rule, config, interface), strict=True)
@@ -80,7 +50,7 @@ def _key(op: Operator, rule: Rule, config: Config, interface: Interface, positio
     if rule.exchanged(config):
         shapes.append("all that windows cover")
     if rule.points is not math.prod:  # the operands alone don't tell how much is drawn
-        shapes.append(f"{local_points(rule, config)} points")
+        shapes.append(f"{points} points")
     inner = "".join(f" {name}/{config.degree(name)}" for name in sorted(rule.inner) if config.degree(name) > 1)
     return f"{op.type}({', '.join(shapes)}){inner} to {list(positions)} {attributes_key(op)}"
 

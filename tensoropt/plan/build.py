@@ -8,13 +8,15 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
+from ..costs.config_costs import ConfigCosts, costs_of_config
 from ..costs.operator_costs import OperatorCosting
 from ..costs.resharding_costs import accumulator_bytes
 from ..ir.graph import Operator, Tensor
 from ..reschedule.layout import Layout, is_view
 from ..reschedule.mesh import Mesh
+from ..rules.config_arrays import ConfigArrays
 from ..rules.registry import rule_of
-from ..rules.rule import Config, Interface, OperandSharding, Rule, configs, interface_of
+from ..rules.rule import Config, Interface, OperandSharding, Rule, configs
 from ..sharding.consumers import Consumer, consumers_of, sharding_of
 from ..sharding.model import Model
 from ..sharding.propagation import chosen_in_order
@@ -161,14 +163,14 @@ def planned_operator(
     costing: OperatorCosting, op: Operator, rule: Rule, config: Config, interface: Interface, is_rematerialized: bool
 ) -> PlannedOperator:
     """Return the row of an operator of a training step: its config, result layouts, memory and time."""
-    memory = costing.mem_bytes(op, rule, config, interface)
-    time_ns, backward_ns = costing.both_times_ns(op, rule, config, interface)
+    costs = costs_of_config(costing, op, rule, config)
+    memory, (time_ns, backward_ns) = int(costs.mem_bytes[0]), costs.times_ns[:, 0].tolist()
     if not is_rematerialized:
         return PlannedOperator(op.name, op.type, config, interface.results, memory, time_ns / 1e3)
     rematerialization_ns = time_ns - backward_ns  # of the forward pass once more
-    freed = costing.saved_result_bytes(op, interface)
-    costs = memory - freed, (time_ns + rematerialization_ns) / 1e3
-    return PlannedOperator(op.name, op.type, config, interface.results, *costs, True, rematerialization_ns / 1e3, freed)
+    freed = int(costs.saved_result_bytes[0])
+    reduced = memory - freed, (time_ns + rematerialization_ns) / 1e3
+    return PlannedOperator(op.name, op.type, config, interface.results, *reduced, True, rematerialization_ns / 1e3, freed)
 
 
 def complete_configs(model: Model, steps: Strategy, costing: OperatorCosting) -> Strategy:
@@ -187,15 +189,16 @@ def complete_configs(model: Model, steps: Strategy, costing: OperatorCosting) ->
 def _cheapest(op: Operator, layouts: Mapping[str, Layout], costing: OperatorCosting, mesh: Mesh) -> Config:
     """Return the config of an operator with the least time for resharding its operands and computing it."""
     rule = rule_of(op)
+    every = configs(rule, mesh)
     if not op.operands:
-        return configs(rule, mesh)[0]
+        return every[0]
+    costs = ConfigCosts(costing, op, ConfigArrays.of(rule, every))
 
-    def time_ns(config: Config) -> int:
-        interface = interface_of(rule, config)
-        total, _ = costing.both_times_ns(op, rule, config, interface)
+    def time_ns(i: int) -> int:
+        total, interface = int(costs.compute_ns[i]), costs.interfaces[i]
         for position, tensor in op.operands:
             wanted = OperandSharding(interface.operand(position).layout, None)
             total += costing.reshardings.time_ns(resharding_of(tensor, layouts[tensor.name], wanted))
         return total
 
-    return min(configs(rule, mesh), key=time_ns)
+    return every[min(range(len(every)), key=time_ns)]

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..costs.config_costs import costs_of_config
 from ..costs.operator_costs import OperatorCosting
 from ..costs.resharding_costs import shard_bytes
 from ..ir.body import COMPOSITES, VALUE_SHAPED
@@ -249,7 +250,7 @@ class TaskBuffers:
             operands[0] = windows, operands[0][1]
         made = self._made(op, task, of_tensors=True)
         if op.type in (*COMPOSITES, VALUE_SHAPED):
-            made.append(self._keep(task, op, self.costing.saved_inside_bytes(op, config)))
+            made.append(self._keep(task, op, int(costs_of_config(self.costing, op, rule, config).saved_inside_bytes[0])))
         elif op.type in WHICH_CLASS and out.splits_inner(op):
             position, tensor = op.operands[0]
             made.append(self._keep(task, op, out.operand_bytes(op, position) // tensor.item_bytes))

@@ -59,7 +59,7 @@ class ConfigArrays:
         return found
 
     def local_points(self) -> Ints:
-        """Return what :func:`.rule.local_points` does, int64[K]."""
+        """Return how many points of the product of all factors the device with the largest blocks computes, int64[K]."""
         blocks = [-(-extent // self.degree(name)) for name, extent in self.rule.extents.items()]
         if self.rule.points is not math.prod:
             return np.array([self.rule.points(block) for block in zip(*(each.tolist() for each in blocks), strict=True)])

@@ -392,8 +392,3 @@ def _contiguous(names: tuple[str, ...], n_axes: int, before: tuple[str, ...] = (
     for name in names:
         if name not in before or name == before[-1]:
             yield from _contiguous(names, n_axes, (*before, name))
-
-
-def local_points(rule: Rule, config: Config) -> int:
-    """Return how many points of the product of all factors the device with the largest blocks computes."""
-    return rule.points(tuple(-(-extent // config.degree(name)) for name, extent in rule.extents.items()))

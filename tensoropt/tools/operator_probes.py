@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ..costs.config_costs import costs_of_config
 from ..costs.operator_costs import OperatorCosting
 from ..costs.resharding_costs import ReshardingCosting
 from ..ir.graph import SOURCES
@@ -27,7 +28,7 @@ from ..profiling.operator_model import fit_all
 from ..profiling.store import Store
 from ..profiling.work import Measured, WorkItem
 from ..rules.registry import rule_of
-from ..rules.rule import Config, interface_of
+from ..rules.rule import Config
 from ..runtime.measuring.operator_timer import OperatorTimer, OperatorTrial
 from ..runtime.ranks import Processes
 from ..tuning.profile_guided import slowest_of
@@ -161,9 +162,8 @@ class Calibration:
         for op in model.graph.step_operators:
             if op.type in SOURCES or op.name.startswith(_LOSS):
                 continue
-            rule, config = rule_of(op), Config(mesh, ())
-            interface = interface_of(rule, config)
-            work = costing.work(op, rule, config, interface)
+            config = Config(mesh, ())
+            work = costs_of_config(costing, op, rule_of(op), config).work()
             if work is not None and work.key:
                 yield OperatorTrial.of(op, config, model.graph, model.backward, costing.compute.time_ns(work) / 1e3), work
 

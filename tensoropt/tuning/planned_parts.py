@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from ..costs.config_costs import costs_of_config
 from ..plan.frontier import PlanFrontier
 from ..plan.plan import Plan
 from ..profiling.work import WorkItem
 from ..rules.registry import rule_of
-from ..rules.rule import Config, interface_of
+from ..rules.rule import Config
 from ..search.frontiers.find_frontier import ModelFrontier
 from ..sharding.model import Model
 
@@ -44,8 +45,7 @@ class PlannedPart:
 def work_of(frontier: ModelFrontier, name: str, config: Config) -> WorkItem | None:
     """Return the work of an operator; None where it has none that could be timed by itself."""
     op = frontier.model.graph.operators[name]
-    rule = rule_of(op)
-    return frontier.costing.work(op, rule, config, interface_of(rule, config))
+    return costs_of_config(frontier.costing, op, rule_of(op), config).work()
 
 
 def parts_of(plan: Plan) -> list[PlannedPart]:

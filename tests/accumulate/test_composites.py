@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import accumulate.models as models
 import composite.models
-import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import zoo
 
 from tensoropt.common.errors import InputError
+from tensoropt.costs.config_costs import costs_of_config
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.profiling.hardware import Device, Hardware, LinkLevel
 from tensoropt.rules.registry import rule_of
-from tensoropt.rules.rule import Config, interface_of
+from tensoropt.rules.rule import Config
 
 HARDWARE = Hardware("slow", Device("slow", 1 << 30, {"float32": 1e6}, 1e6), (LinkLevel("device", 1, 1.0, 1e6),))
 REFUSED = ("normalised_gradient_with_decay", "without_some_by_branch")
@@ -34,8 +34,7 @@ def test_compute_never_falls_with_micro_batches(name: str) -> None:
     for n in (1, 2, composite.models.BATCH if name in SLICED else models.BATCH):
         costing = costing_of(model.in_micro_batches(n), HARDWARE, mesh)
         for op in costing.graph.step_operators:
-            rule = rule_of(op)
-            found = np.array(costing.both_times_ns(op, rule, config, interface_of(rule, config)))
+            found = costs_of_config(costing, op, rule_of(op), config).times_ns
             assert (found >= least.get(op.name, found)).all(), f"{n} micro-batches: {op.where()}"
             least[op.name] = found
 
@@ -52,8 +51,7 @@ def test_operators_with_a_seed_draw_for_their_micro_batch_alone() -> None:
     for n in (1, 4):
         costing = costing_of(model.in_micro_batches(n), HARDWARE, mesh)
         op = next(op for op in costing.graph.step_operators if op.type == "RandomStandardNormal")
-        config = Config.unsplit(mesh)
-        work = costing.work(op, rule_of(op), config, interface_of(rule_of(op), config))
+        work = costs_of_config(costing, op, rule_of(op), Config.unsplit(mesh)).work()
         assert work is not None
         times.append(work.flops)
     assert times[0] == 4 * times[1] > 0

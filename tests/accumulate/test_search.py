@@ -15,6 +15,7 @@ from helpers.large import first
 import tensoropt
 from tensoropt import zoo
 from tensoropt.common.errors import InputError
+from tensoropt.costs.config_costs import costs_of_config
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.plan.build import cost_entries
 from tensoropt.plan.consistency import check_reshardings
@@ -22,7 +23,7 @@ from tensoropt.plan.frontier_file import Frontier
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 from tensoropt.rules.registry import rule_of
-from tensoropt.rules.rule import Config, interface_of
+from tensoropt.rules.rule import Config
 from tensoropt.search.asked import Request
 from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_frontier
 from tensoropt.search.options import mini_time
@@ -117,24 +118,17 @@ def test_operators_cost_their_share_in_a_micro_batch() -> None:
     n_sliced = n_sums = 0
     for op in lenet().graph.step_operators:
         of_micro_batch, config = per_micro_batch.graph.operators[op.name], Config.unsplit(mesh)
-        rules = rule_of(op), rule_of(of_micro_batch)
-        interfaces = [interface_of(rule, config) for rule in rules]
-        memory = (
-            whole.mem_bytes(op, rules[0], config, interfaces[0]),
-            per_micro_batch.mem_bytes(of_micro_batch, rules[1], config, interfaces[1]),
-        )
-        time_ns = [
-            whole.both_times_ns(op, rules[0], config, interfaces[0])[0],
-            per_micro_batch.both_times_ns(of_micro_batch, rules[1], config, interfaces[1])[0],
-        ]
+        costs = costs_of_config(whole, op, rule_of(op), config)
+        sliced = costs_of_config(per_micro_batch, of_micro_batch, rule_of(of_micro_batch), config)
+        memory, time_ns = zip(*((int(each.mem_bytes[0]), int(each.compute_ns[0])) for each in (costs, sliced)), strict=True)
         if per_micro_batch.graph.n_runs(op.result.name) == 1:
             assert memory[0] == memory[1] and time_ns[0] == time_ns[1]
             continue
         is_fed = op.type == "Placeholder"
         assert memory[0] == (1 if is_fed else 4) * memory[1]
-        operands = per_micro_batch.accumulated(of_micro_batch)
-        sums = per_micro_batch.accumulating_ns(of_micro_batch, interfaces[1])
-        assert sums == 3 * sum(round(3e9 * each.mem_bytes / HARDWARE.device.memory_bytes_per_s) for _, each in operands)
+        operands = [tensor for i, tensor in of_micro_batch.operands if per_micro_batch.accumulates(of_micro_batch, i)]
+        sums = int(sliced.adding_ns[0])
+        assert sums == 3 * sum(round(3e9 * each.mem_bytes / HARDWARE.device.memory_bytes_per_s) for each in operands)
         assert time_ns[1] - sums >= time_ns[0] - 4 and (time_ns[1] - sums) % 4 == 0
         n_sliced, n_sums = n_sliced + 1, n_sums + len(operands)
     assert n_sliced > 10 and n_sums == sum(op.type == "Variable" for op in lenet().graph.operators.values())

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
+from tensoropt.costs.config_costs import costs_of_config
 from tensoropt.profiling.hardware import Hardware, OperatorRate, Rates, resolve
 from tensoropt.profiling.hardware.frozen import freeze
 from tensoropt.profiling.hardware.rates import NO_RATES, rates_to_json
@@ -95,7 +96,7 @@ def works(model: str, hardware: Hardware, degrees: Sequence[int]) -> Iterator[di
             rule = rule_of(op)
             for config in configs(rule, mesh):
                 interface = interface_of(rule, config)
-                work = costing.work(op, rule, config, interface)
+                work = costs_of_config(costing, op, rule, config).work()
                 if work is None or rule.exchanged(config):
                     continue
                 shapes = largest_operand_shapes(op, rule, config, interface)

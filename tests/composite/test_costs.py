@@ -7,6 +7,7 @@ from composite import models
 from composite.models import BATCH, UNITS
 from helpers import zoo
 
+from tensoropt.costs.config_costs import costs_of_config
 from tensoropt.costs.operator_costs import OperatorCosting
 from tensoropt.costs.resharding_costs import ReshardingCosting
 from tensoropt.frontend.control_flow.value_shaped import _most_inside
@@ -15,7 +16,7 @@ from tensoropt.lowering.gradient_analysis import analyse
 from tensoropt.profiling.work import WorkItem
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
-from tensoropt.rules.rule import Config, interface_of
+from tensoropt.rules.rule import Config
 
 MESH = Mesh.of(2)
 DOUBLE = 8  # bytes
@@ -39,9 +40,8 @@ def costing_of(model: zoo.Recorded) -> OperatorCosting:
 
 def costs(costing: OperatorCosting, op: Operator, text: str) -> tuple[int, int]:
     """Memory in bytes, and time in operations."""
-    rule, config = rule_of(op), Config.parse(MESH, text)
-    interface = interface_of(rule, config)
-    return costing.mem_bytes(op, rule, config, interface), costing.both_times_ns(op, rule, config, interface)[0]
+    found = costs_of_config(costing, op, rule_of(op), Config.parse(MESH, text))
+    return int(found.mem_bytes[0]), int(found.compute_ns[0])
 
 
 def test_a_loop_keeps_for_each_trip_what_its_gradient_reads() -> None:
@@ -74,10 +74,7 @@ def test_a_custom_gradient_costs_its_backward_pass_and_keeps_what_it_reads() -> 
 
 
 def test_a_conditional_costs_its_most_expensive_branch() -> None:
-    @tf.function
-    def chosen(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
-        return tf.cond(x[0, 0] > 0, lambda: x @ w @ w, lambda: x + 1.0)
-
+    chosen = tf.function(lambda x, w: tf.cond(x[0, 0] > 0, lambda: x @ w @ w, lambda: x + 1.0))
     graph = chosen.get_concrete_function(tf.TensorSpec([8, 40]), tf.TensorSpec([40, 40])).graph
     n_bytes, flops = _most_inside([op for op in graph.get_operations() if op.type == "StatelessIf"], 1)
     assert 2 * 2 * 8 * 40 * 40 <= flops <= 1.1 * 2 * 2 * 8 * 40 * 40

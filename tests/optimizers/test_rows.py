@@ -13,12 +13,13 @@ from helpers.strategies import assert_variables, engine_of, local_shards, random
 from keras import optimizers
 from optimizers.models import MakeOptimizer, case_of, check, lookups
 
+from tensoropt.costs.config_costs import costs_of_config
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.profiling.hardware import named
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
-from tensoropt.rules.rule import Config, interface_of
+from tensoropt.rules.rule import Config
 
 ADAM = optimizers.Adam
 CASES: dict[str, MakeOptimizer] = {
@@ -102,11 +103,10 @@ def test_a_table_whose_rows_stay_is_charged_for_rows_alone() -> None:
         model = zoo.record(many_words, kind).model
         mesh, op = hardware.mesh(1), model.graph.operators["table"]
         costing = costing_of(model, hardware, mesh)
-        rule, config = rule_of(op), Config(mesh, ())
-        interface = interface_of(rule, config)
-        work = costing.work(op, rule, config, interface)
+        costs = costs_of_config(costing, op, rule_of(op), Config(mesh, ()))
+        work = costs.work()
         assert work is not None
-        of_table[kind] = costing.mem_bytes(op, rule, config, interface), work.n_bytes
+        of_table[kind] = int(costs.mem_bytes[0]), work.n_bytes
     table, found = 40 * 6 * 8, 2 * 15 * 6 * 8
     assert of_table == {"momentum": (2 * table, 5 * found), "adam": (4 * table, 7 * table)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from tensoropt.costs.config_costs import costs_of_config
 from tensoropt.costs.operator_costs import OperatorCosting
 from tensoropt.costs.resharding_costs import shard_bytes
 from tensoropt.ir.body import COMPOSITES, VALUE_SHAPED
@@ -109,7 +110,7 @@ class SavedBytes:
         elif op.type == CONSTANT:
             total += self._shard(op)
         elif op.type in (*COMPOSITES, VALUE_SHAPED):
-            total += costing.saved_inside_bytes(op, config)
+            total += int(costs_of_config(costing, op, rule, config).saved_inside_bytes[0])
         if (op.name, 0) in view.residual_operands and rule.exchanged(config):
             windows = halo_resharding(op, rule, config, True)
             total += math.prod(windows.halo.largest_local_shape(windows.shape)) * windows.item_bytes

@@ -12,13 +12,14 @@ from helpers.strategies import random_strategy
 from oracles.idle_choices import without_idle_choices
 from program.saved_bytes import SavedBytes
 
+from tensoropt.costs.config_costs import costs_of_config
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.costs.operator_costs import OperatorCosting
 from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.profiling.hardware import Hardware, named
 from tensoropt.program.buffers import TaskBuffers
 from tensoropt.program.step import step_program
-from tensoropt.program.tasks import BACKWARD, COMPUTE, FORWARD, OPERAND, REMATERIALIZED, RESHARD, UPDATE, Task
+from tensoropt.program.tasks import BACKWARD, COMPUTE, OPERAND, REMATERIALIZED, RESHARD, UPDATE
 from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.search.problem.choices import Choices
 from tensoropt.search.problem.config_space import FULL
@@ -32,12 +33,6 @@ HARDWARE = (named("v100-1x4"), named("v100-2x2"), named("v100-1x3"))
 def time_ns(view: StrategyView, costing: OperatorCosting, path_finder: PathFinder) -> int:
     """The time of all tasks, one after the other, with what operators communicate inside."""
     at, total = TaskBuffers(view, costing, path_finder), 0
-
-    def of_operator(task: Task) -> tuple[int, int]:
-        name = task.site.name
-        op, rule = view.graph.operators[name], view.rules[name]
-        return costing.both_times_ns(op, rule, view.strategy.configs[name], view.interfaces[name])
-
     for task in step_program(view, path_finder).tasks:
         if task.work == RESHARD:
             for value in task.writes:
@@ -49,18 +44,11 @@ def time_ns(view: StrategyView, costing: OperatorCosting, path_finder: PathFinde
                     total += bucket_share_ns(resharding, path_finder.costs)
                 else:
                     total += paths.backward.time_ns(path_finder.costs, resharding.item_bytes)
-        elif task.work == COMPUTE:
-            whole, backward = of_operator(task)
-            total += backward if task.direction == BACKWARD else whole - backward
-            if task.direction == FORWARD:
-                op = view.graph.operators[task.site.name]
-                ((inner, _),) = costing.inner_times_ns(op, view.rules[op.name], [view.strategy.configs[op.name]])
-                total += inner
-        elif task.work == UPDATE:
-            total += of_operator(task)[0]
+        elif task.work in (COMPUTE, UPDATE):
             op = view.graph.operators[task.site.name]
-            ((inner, _),) = costing.inner_times_ns(op, view.rules[op.name], [view.strategy.configs[op.name]])
-            total += inner
+            costs = costs_of_config(costing, op, view.rules[op.name], view.strategy.configs[op.name])
+            of_forward = int((costs.compute_ns - costs.backward_ns + costs.within_ns)[0])
+            total += int(costs.backward_ns[0]) if task.direction == BACKWARD and task.work == COMPUTE else of_forward
     return total
 
 

@@ -9,6 +9,7 @@ import pytest
 from helpers.large import first
 from remat.small import HARDWARE, SMALL, settle_copies
 
+from tensoropt.costs.config_costs import costs_of_config
 from tensoropt.ft import Budget
 from tensoropt.ir.graph import VARIABLE
 from tensoropt.plan.build import cost_entries
@@ -51,9 +52,9 @@ def test_a_strategy_takes_the_time_of_its_operators_and_reshardings(
             continue  # a shared copy that is made again though nobody reads it is charged, and isn't executed
         n_checked += 1
         total = sum(entry.time_ns(path_finder) for entry in cost_entries(view))
-        for name_of, interface in view.interfaces.items():
+        for name_of in view.interfaces:
             op, rule, config = view.graph.operators[name_of], view.rules[name_of], strategy.configs[name_of]
-            whole_ns, backward_ns = costing.both_times_ns(op, rule, config, interface)
+            whole_ns, backward_ns = costs_of_config(costing, op, rule, config).times_ns[:, 0].tolist()
             total += whole_ns + (whole_ns - backward_ns if name_of in view.rematerialized else 0)
         assert total == time_ns
         n_rematerialized += len(strategy.rematerialized)

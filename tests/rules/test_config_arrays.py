@@ -11,7 +11,7 @@ from tensoropt.reschedule.layout_numbers import LayoutNumbers
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.config_arrays import ConfigArrays, Interfaces
 from tensoropt.rules.registry import rule_of
-from tensoropt.rules.rule import configs, interface_of, local_points
+from tensoropt.rules.rule import configs, interface_of
 from tensoropt.rules.shardings import Shardings, first_seen
 
 from .cases import CASES
@@ -29,7 +29,8 @@ def test_interfaces_are_those_of_each_config(mesh: Mesh, everything: bool) -> No
         found = tuple(random.Random(case.seed).sample(found, min(len(found), MOST_CONFIGS)))
         arrays = ConfigArrays.of(rule, found)
         assert list(Interfaces(arrays, numbers)) == [interface_of(rule, config) for config in found], case.label
-        assert arrays.local_points().tolist() == [local_points(rule, config) for config in found]
+        blocks = [tuple(-(-extent // config.degree(name)) for name, extent in rule.extents.items()) for config in found]
+        assert arrays.local_points().tolist() == [*map(rule.points, blocks)]
         assert arrays.are_exchanged().tolist() == [bool(rule.exchanged(config)) for config in found]
         for name in rule.extents:
             assert arrays.degree(name).tolist() == [config.degree(name) for config in found]

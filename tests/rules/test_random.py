@@ -20,9 +20,10 @@ from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.program.fetch import Fetch
 from tensoropt.reschedule.layout import Shape
 from tensoropt.reschedule.mesh import Mesh
+from tensoropt.rules.config_arrays import ConfigArrays
 from tensoropt.rules.random import FROM_KEY, FROM_SEED
 from tensoropt.rules.registry import rule_of
-from tensoropt.rules.rule import Config, interface_of, local_points
+from tensoropt.rules.rule import Config, interface_of
 from tensoropt.runtime.step.functions import structure_digest
 
 from .case import Case
@@ -106,7 +107,7 @@ def test_ranks_draw_the_rows_of_their_blocks(case: Case, shape: Shape, split: st
 
     with mock.patch.object(random, "raw_operator", counted):
         _drawn(op, list(case.values), config)
-    assert local_points(rule_of(op), config) == n
+    assert ConfigArrays.of(rule_of(op), [config]).local_points() == n
     sizes = [int(tf.get_static_value(each.op.inputs[0])[0]) for each in drawn]
     assert 0 <= sum(sizes) - 4 * n < 4 * len(sizes)
 

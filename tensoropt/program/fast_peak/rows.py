@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ...costs.config_costs import costs_of_config
 from ...costs.operator_costs import OperatorCosting
 from ...costs.resharding_costs import shard_bytes
 from ...ir.body import COMPOSITES, VALUE_SHAPED
@@ -284,7 +285,7 @@ class _Maker:
                 resharding = halo_resharding(op, rule, config, True)
                 self._forward(row, self.rows.path_finder.paths(resharding).forward, resharding.item_bytes)
             if op.type in (*COMPOSITES, VALUE_SHAPED):
-                row[c.INSIDE] = self.rows.costing.saved_inside_bytes(op, config)
+                row[c.INSIDE] = int(costs_of_config(self.rows.costing, op, rule, config).saved_inside_bytes[0])
             elif op.type in WHICH_CLASS and self.sizes.splits_inner(op):
                 position, tensor = op.operands[0]
                 row[c.INSIDE] = self.sizes.operand_bytes(op, position) // tensor.item_bytes

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from ...costs.config_costs import costs_of_config
 from ...costs.operator_costs import OperatorCosting
 from ...ir.graph import VARIABLE, Operator
 from ...reschedule.halo import HaloStep
@@ -85,10 +86,10 @@ class StepActions:
 
     def _of_operator(self, view: StrategyView, op: Operator, node: StepNode) -> Chain:
         kind, micro_batch = node.kind, node.micro_batch
-        rule, config, interface = view.rules[op.name], view.strategy.configs[op.name], view.interfaces[op.name]
+        rule, config = view.rules[op.name], view.strategy.configs[op.name]
         if kind == ROWS:
             return self._forward(row_reshardings(op, rule, config))
-        total_ns, backward_ns = self.costing.both_times_ns(op, rule, config, interface)
+        total_ns, backward_ns = costs_of_config(self.costing, op, rule, config).times_ns[:, 0].tolist()
         if kind == UPDATE:
             by_rows, updates = op.name in view.graph.lookups, view.graph.updates[op.name]
             own = update_reshardings(updates[node.number : node.number + 1], op.result, view.layout(op.result), by_rows)

@@ -13,9 +13,8 @@ from functools import cached_property
 
 import numpy as np
 
-from ...costs.config_costs import ConfigCosts, communicates_inside, costs_of_configs, saved_result_bytes
+from ...costs.config_costs import ConfigCosts
 from ...costs.operator_costs import OperatorCosting
-from ...ir.graph import Operator
 from ...reschedule.mesh import Mesh
 from ...rules.config_arrays import ConfigArrays, Interfaces
 from ...rules.rule import Config, Rule
@@ -49,9 +48,7 @@ class States:
     Attributes:
         configs: the distinct configs of each operator of the node.
         index: each operator's index among those in each state, int[K].
-        interfaces: the interface of each distinct config of each operator.
-        forward_ns: the compute time of the forward pass of each distinct config of each operator: what its
-            rematerialization takes.
+        costs: the costs of the distinct configs of each operator.
         mem_bytes, compute_ns, network_ns: int64[K].
         backward_ns: int64[K], the part of the compute time that is in the backward pass.
         overlappable_ns: int64[K], the part of the network time that only updates of variables wait for.
@@ -62,8 +59,7 @@ class States:
 
     configs: tuple[tuple[Config, ...], ...]
     index: tuple[Ints, ...]
-    interfaces: tuple[Interfaces, ...]
-    forward_ns: tuple[Ints, ...]
+    costs: tuple[ConfigCosts, ...]
     mem_bytes: Ints
     compute_ns: Ints
     network_ns: Ints
@@ -77,6 +73,11 @@ class States:
     @property
     def n_states(self) -> int:
         return len(self.mem_bytes)
+
+    @property
+    def interfaces(self) -> tuple[Interfaces, ...]:
+        """The interface of each distinct config of each operator."""
+        return tuple(costs.interfaces for costs in self.costs)
 
     @cached_property
     def time_ns(self) -> Ints:
@@ -124,7 +125,7 @@ class States:
 
     def _choice(self, key: tuple[int, str, int, bool], values: Callable[[Interfaces], Shardings]) -> Choice:
         if key not in self._choices:
-            distinct = Choice.of(values(self.interfaces[key[0]]))
+            distinct = Choice.of(values(self.costs[key[0]].interfaces))
             self._choices[key] = Choice(distinct.values, distinct.index[self.index[key[0]]])
         return self._choices[key]
 
@@ -137,8 +138,6 @@ class Evaluation:
     rules: Mapping[str, Rule]
     mesh: Mesh
     _states: dict[tuple[object, ...], States] = field(default_factory=dict)
-    _kinds: dict[tuple[object, ...], int] = field(default_factory=dict)  # numbers for the operators' signatures
-    _kind_of: dict[str, int] = field(default_factory=dict)
     _rematerializing: dict[tuple[object, ...], tuple[States, States]] = field(default_factory=dict)
 
     def states(self, node: FusionGroup, assignments: Callable[[], Assignments], distinguishing: object) -> States:
@@ -156,14 +155,7 @@ class Evaluation:
     def _signature(self, node: FusionGroup) -> tuple[object, ...]:
         made = {tensor.name: (i, k) for i, op in enumerate(node.operators) for k, tensor in enumerate(op.outputs)}
         wiring = tuple(tuple(made.get(tensor.name) for _, tensor in op.operands) for op in node.operators)
-        return tuple(self._of_operator(op) for op in node.operators), wiring
-
-    def _of_operator(self, op: Operator) -> int:
-        """Return a number that is equal for operators of equal signature."""
-        if op.name not in self._kind_of:
-            signature = self.costing.signature(op, self.rules[op.name])
-            self._kind_of[op.name] = self._kinds.setdefault(signature, len(self._kinds))
-        return self._kind_of[op.name]
+        return tuple(self.costing.kind(op, self.rules[op.name]) for op in node.operators), wiring
 
     def _evaluated(self, node: FusionGroup, assignments: Assignments) -> States:
         distinct, indices, of_operators = [], [], []
@@ -171,7 +163,7 @@ class Evaluation:
         for i, op in enumerate(node.operators):
             known: dict[Config, int] = {}
             index = np.array([known.setdefault(configs[i], len(known)) for configs in assignments], np.intp)
-            costs = self._costed(op, tuple(known))
+            costs = ConfigCosts(self.costing, op, ConfigArrays.of(self.rules[op.name], tuple(known)))
             distinct.append(tuple(known))
             indices.append(index)
             of_operators.append(costs)
@@ -181,9 +173,7 @@ class Evaluation:
             totals += np.stack(of_configs)[:, index]
         keeps, nothing = np.zeros(len(assignments), bool), np.zeros(len(assignments), np.int64)
         mem, compute, network, backward, overlappable = totals
-        interfaces = tuple(costs.interfaces for costs in of_operators)
-        forward_ns = tuple(costs.compute_ns - costs.backward_ns for costs in of_operators)
-        of = tuple(distinct), tuple(indices), interfaces, forward_ns
+        of = tuple(distinct), tuple(indices), tuple(of_operators)
         return States(*of, mem, compute, network, backward, overlappable, keeps, nothing)
 
     def rematerializing(self, node: FusionGroup, states: States, indices: tuple[int, ...]) -> States:
@@ -192,7 +182,8 @@ class Evaluation:
         A state in which one of these operators can't be rematerialized, because it communicates while it computes, has no
         second one.
         """
-        key = id(states), tuple(self._of_operator(node.operators[i]) for i in indices), indices
+        operators = (node.operators[i] for i in indices)
+        key = id(states), tuple(self.costing.kind(op, self.rules[op.name]) for op in operators), indices
         if key not in self._rematerializing:
             self._rematerializing[key] = states, self._with_rematerialization(node, states, indices)
         return self._rematerializing[key][1]
@@ -203,10 +194,11 @@ class Evaluation:
         costing = self.costing
         for i in indices:
             op, rule, index = node.operators[i], self.rules[node.operators[i].name], states.index[i]
+            costs = states.costs[i]
             can_be &= may_be_rematerialized_at_all(costing.graph, op, rule, costing.backward.gradients)
-            can_be &= ~communicates_inside(op, ConfigArrays.of(rule, states.configs[i]))[index]
-            freed += saved_result_bytes(costing, op, states.interfaces[i])[index]
-            rematerialization_ns += states.forward_ns[i][index]
+            can_be &= ~costs.communicates_inside[index]
+            freed += costs.saved_result_bytes[index]
+            rematerialization_ns += (costs.compute_ns - costs.backward_ns)[index]
         (twins,) = np.nonzero(can_be)
         both = np.concatenate([np.arange(states.n_states), twins])
         rematerializes = np.arange(len(both)) >= states.n_states
@@ -224,6 +216,3 @@ class Evaluation:
             rematerialized=indices,
             _choices={},
         )
-
-    def _costed(self, op: Operator, configs: tuple[Config, ...]) -> ConfigCosts:
-        return costs_of_configs(self.costing, op, ConfigArrays.of(self.rules[op.name], configs))

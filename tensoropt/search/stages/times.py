@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...costs.config_costs import times_of_configs
+from ...costs.config_costs import ConfigCosts
 from ...costs.model_costs import costing_of
 from ...ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator
 from ...profiling.hardware import Hardware
@@ -32,7 +32,7 @@ from ...program.schedule import ONE_FORWARD_ONE_BACKWARD, StepOrder, Times, of_s
 from ...reschedule.mesh import Mesh
 from ...rules.config_arrays import ConfigArrays
 from ...rules.registry import rule_of
-from ...rules.rule import configs, interface_of
+from ...rules.rule import configs
 from ...sharding.model import Model
 from ...sharding.stages import Crossing, Stages
 from .submeshes import Block
@@ -140,7 +140,7 @@ class OperatorTimes:
         self._mesh, self.n_devices = mesh, mesh.n_devices
         self.costing = costing_of(model, hardware, mesh, known)
         self.sends_early = runs_in_order(hardware)
-        self._fastest_ns: dict[tuple[object, ...], tuple[int, int, int]] = {}
+        self._fastest_ns: dict[int, tuple[int, int, int]] = {}
         computing = (op for op in self.graph.step_operators if op.type not in (PLACEHOLDER, CONSTANT) and op.outputs)
         self.of: Mapping[str, PassTimes] = {op.name: self._of(op) for op in computing}
 
@@ -159,14 +159,13 @@ class OperatorTimes:
         They are nanoseconds, found once for operators that are alike, such as those of equal layers.
         """
         rule = rule_of(op)
-        signature = self.costing.signature(op, rule)
-        if signature not in self._fastest_ns:
-            every = configs(rule, self._mesh)
-            compute_ns, backward_ns = times_of_configs(self.costing, op, ConfigArrays.of(rule, every))
-            fastest = int(compute_ns.argmin())
-            adding_ns = self.costing.accumulating_ns(op, interface_of(rule, every[fastest]))
-            self._fastest_ns[signature] = int(compute_ns[fastest]), int(backward_ns[fastest]), adding_ns
-        return self._fastest_ns[signature]
+        kind = self.costing.kind(op, rule)
+        if kind not in self._fastest_ns:
+            costs = ConfigCosts(self.costing, op, ConfigArrays.of(rule, configs(rule, self._mesh)))
+            fastest = int(costs.compute_ns.argmin())
+            time_ns, backward_ns = costs.times_ns[:, fastest].tolist()
+            self._fastest_ns[kind] = time_ns, backward_ns, int(costs.adding_ns[fastest])
+        return self._fastest_ns[kind]
 
     def _share_of_parameters(self, op: Operator) -> float:
         """Return the share of an operator's backward pass that is for variables, whose gradients no stage waits for."""

@@ -8,6 +8,7 @@ from helpers.large import first
 from helpers.strategies import engine_of, train_and_check
 
 from tensoropt.common.errors import InputError
+from tensoropt.costs.config_costs import costs_of_config
 from tensoropt.costs.resharding_costs import shard_bytes
 from tensoropt.ft import InfeasibleError, search
 from tensoropt.ft.weighted.weighted_search import WeightedSearch
@@ -42,10 +43,8 @@ def cost_from_scratch(found: ModelFrontier, strategy: Strategy) -> tuple[int, in
     mem = time_ns = 0
     for op in view.graph.step_operators:
         if op.updates is None:
-            interface = view.interfaces[op.name]
-            rule, config = view.rules[op.name], strategy.configs[op.name]
-            mem += costing.mem_bytes(op, rule, config, interface)
-            time_ns += costing.both_times_ns(op, rule, config, interface)[0]
+            costs = costs_of_config(costing, op, view.rules[op.name], strategy.configs[op.name])
+            mem, time_ns = mem + int(costs.mem_bytes[0]), time_ns + int(costs.compute_ns[0])
             mem += sum(kept_for_consumers(found, view, op, tensor, consumers.get(tensor.name, [])) for tensor in op.outputs)
     return mem, time_ns + sum(entry.time_ns(path_finder) for entry in cost_entries(view))
 

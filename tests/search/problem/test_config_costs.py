@@ -13,10 +13,13 @@ from composite import models as composite
 from helpers import zoo
 from helpers.large import first
 
-from tensoropt.costs.config_costs import communicates_inside, costs_of_configs, saved_result_bytes
+from tensoropt.costs.config_costs import READS_PART, ConfigCosts, costs_of_config
 from tensoropt.costs.model_costs import costing_of
-from tensoropt.costs.operator_costs import READS_PART, OperatorCosting
+from tensoropt.costs.operator_costs import OperatorCosting
+from tensoropt.costs.resharding_costs import shard_bytes
+from tensoropt.ir.graph import VARIABLE
 from tensoropt.ir.optimizer import ParameterUpdate
+from tensoropt.ir.views import ALIASES
 from tensoropt.profiling.hardware import named
 from tensoropt.profiling.hardware_costs import OperatorCosts
 from tensoropt.profiling.work import Measured, WorkItem
@@ -28,6 +31,7 @@ from tensoropt.sharding.rematerializable import is_rematerializable, may_be_rema
 
 HARDWARE = named("v100-2x2")
 MOST_CONFIGS = 16
+COSTS = "mem_bytes compute_ns backward_ns adding_ns within_ns updating_ns saved_result_bytes communicates_inside".split()
 
 
 def looked_up() -> zoo.Built:
@@ -75,21 +79,22 @@ def assert_equal_costs(costing: OperatorCosting, seed: int) -> None:
         rule = rule_of(op)
         chosen = configs(rule, mesh)
         chosen = tuple(random.Random(seed).sample(chosen, min(MOST_CONFIGS, len(chosen))))
-        arrays = ConfigArrays.of(rule, chosen)
-        found = costs_of_configs(costing, op, arrays)
+        costs = ConfigCosts(costing, op, ConfigArrays.of(rule, chosen))
+        ones = [ConfigCosts(costing, op, ConfigArrays.of(rule, (config,))) for config in chosen]
         interfaces = [interface_of(rule, config) for config in chosen]
-        each = list(zip(chosen, interfaces, strict=True))
-        times = [costing.both_times_ns(op, rule, *of_one) for of_one in each]
-        assert list(found.interfaces) == interfaces, op.where()
-        assert found.mem_bytes.tolist() == [costing.mem_bytes(op, rule, *of_one) for of_one in each], op.where()
-        assert list(zip(found.compute_ns.tolist(), found.backward_ns.tolist(), strict=True)) == times, op.where()
-        inner = list(zip(found.within_ns.tolist(), found.updating_ns.tolist(), strict=True))
-        assert inner == costing.inner_times_ns(op, rule, chosen), op.where()
-        saved = saved_result_bytes(costing, op, found.interfaces)
-        assert saved.tolist() == [costing.saved_result_bytes(op, interface) for interface in interfaces], op.where()
+        assert list(costs.interfaces) == interfaces, op.where()
+        for name in COSTS:
+            assert getattr(costs, name).tolist() == [getattr(one, name)[0] for one in ones], f"{name}: {op.where()}"
+        for i, interface in enumerate(interfaces):
+            results = [shard_bytes(*each) for each in zip(op.outputs, interface.results, strict=True)]
+            read = [shard_bytes(tensor, interface.operand(position).layout) for position, tensor in op.operands]
+            work = costs.work(i)
+            if work is not None and op.type not in (VARIABLE, *ALIASES, *READS_PART):
+                amounts = round(rule.flops_per_point * costs.arrays.local_points()[i]), sum(results + read)
+                assert (work.flops, work.n_bytes) == amounts, op.where()
         if may_be_rematerialized_at_all(graph, op, rule, gradients):
             can_be = [is_rematerializable(graph, op, rule, config, gradients) for config in chosen]
-            assert (~communicates_inside(op, arrays)).tolist() == can_be, op.where()
+            assert (~costs.communicates_inside).tolist() == can_be, op.where()
 
 
 @pytest.mark.parametrize("seed", first(1, range(20)))
@@ -109,7 +114,7 @@ def test_updates_that_need_global_gradients_and_sums() -> None:
     costing = costing_of(Model(graph, model.backward), HARDWARE, HARDWARE.mesh())
     assert_equal_costs(costing, 0)
     rule = rule_of(graph.operators[names[1]])
-    found = costs_of_configs(costing, graph.operators[names[1]], ConfigArrays.of(rule, configs(rule, HARDWARE.mesh())))
+    found = ConfigCosts(costing, graph.operators[names[1]], ConfigArrays.of(rule, configs(rule, HARDWARE.mesh())))
     assert found.updating_ns.any() and len(set(found.updating_ns.tolist())) > 1
 
 
@@ -145,8 +150,7 @@ def test_reading_a_part_costs_what_it_moves(read: str, of_activation: bool, opti
         costing = costing_of(model, HARDWARE, HARDWARE.mesh(1))
         (op,) = (op for op in model.graph.operators.values() if op.type in READS_PART and op.result.shape == (3, 4))
         rule = rule_of(op)
-        config = configs(rule, HARDWARE.mesh(1))[0]
-        work = costing.work(op, rule, config, interface_of(rule, config))
+        work = costs_of_config(costing, op, rule, configs(rule, HARDWARE.mesh(1))[0]).work()
         assert work is not None
         return work.n_bytes, work.gradient_bytes or 0
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 from zoo.small import SMALL
 
 from tensoropt import zoo
+from tensoropt.costs.config_costs import costs_of_config
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.costs.operator_costs import OperatorCosting
 from tensoropt.costs.resharding_costs import ReshardingCosting
@@ -77,9 +78,8 @@ def test_operators_that_differ_in_saved_results_share_no_states() -> None:
         built = ProblemBuilder(model.graph, model.backward, costing, hardware.mesh(), space).build()
         for node, states in built.nodes:
             total = np.zeros(states.n_states, np.int64)
-            columns = zip(node.operators, states.configs, states.interfaces, states.index, strict=True)
-            for op, of_op, interfaces, index in columns:
-                each = [costing.mem_bytes(op, rule_of(op), *pair) for pair in zip(of_op, interfaces, strict=True)]
+            for op, of_op, index in zip(node.operators, states.configs, states.index, strict=True):
+                each = [int(costs_of_config(costing, op, rule_of(op), config).mem_bytes[0]) for config in of_op]
                 total += np.array(each, np.int64)[index]
             assert total.tolist() == states.mem_bytes.tolist(), node.operators[0].name
 

@@ -13,6 +13,7 @@ from zoo.small import SMALL
 
 import tensoropt
 from tensoropt import zoo
+from tensoropt.costs.config_costs import costs_of_config
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.costs.operator_costs import OperatorCosting
 from tensoropt.ft import Budget
@@ -68,9 +69,8 @@ def _hidden_ns(view: StrategyView, costing: OperatorCosting) -> int:
     compute_ns, sent_ns = {}, {}
     for op in graph.step_operators:
         if op.updates is None and op.type != VARIABLE:
-            rule, config = view.rules[op.name], view.strategy.configs[op.name]
-            _, backward_ns = costing.both_times_ns(op, rule, config, view.interfaces[op.name])
-            compute_ns[program[op.name]] = backward_ns
+            costs = costs_of_config(costing, op, view.rules[op.name], view.strategy.configs[op.name])
+            compute_ns[program[op.name]] = int(costs.backward_ns[0])
     for entry in cost_entries(view):
         if entry.tensor in graph.operators:
             # Inside of an operator: what an update takes, or an exchange that the operator waits for.
