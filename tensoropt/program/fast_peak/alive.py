@@ -5,77 +5,55 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .array_layout import (
-    ALIVE,
-    BEGINS,
-    BYTES,
-    ENDS,
-    ENDS_COLUMNS,
-    IS_GONE,
-    IS_PYTHON_S,
-    IS_WRITTEN,
-    LAST,
-    MOST,
-    N_BUFFERS,
-    N_PASSES,
-    N_RUN,
-    N_SOURCES,
-    OVER,
-    READS,
-    RUN,
-    SIZES,
-    SOURCES,
-    WORKSPACE,
-    WRITES_OF,
-)
-from .columns import LASTING, N_BYTES, WORKSPACES
+from . import array_layout as ix
+from . import columns as c
 from .compilation import compiled, entry, sources_digest
 from .instruct import write_instructions
 from .step_records import write_records
 
-N_WORKSPACES = len(WORKSPACES)
+N_WORKSPACES = len(c.WORKSPACES)
 
 
 @compiled
 def _lasting(o: Any, t: Any, r: Any, m: Any) -> int:
     """Return the bytes that are alive all the time: sources, slots, and the workspaces of collectives."""
     total = 0
-    for i in range(o[N_SOURCES]):
-        source = o[o[SOURCES] + i]
-        total += t[r[source], N_BYTES] + t[r[source], LASTING]
+    for i in range(o[ix.N_SOURCES]):
+        source = o[o[ix.SOURCES] + i]
+        total += t[r[source], c.N_BYTES] + t[r[source], c.LASTING]
     for i in range(2 * N_WORKSPACES):
-        total += m[m[WORKSPACE] + i]
+        total += m[m[ix.WORKSPACE] + i]
     return total
 
 
 @compiled
 def _find_ends(m: Any) -> int:
     """Find the instruction at which each buffer dies; return the bytes of those that are read and never written."""
-    last, is_written, total = m[LAST], m[IS_WRITTEN], 0
-    for buffer in range(m[N_BUFFERS]):
+    last, is_written, total = m[ix.LAST], m[ix.IS_WRITTEN], 0
+    for buffer in range(m[ix.N_BUFFERS]):
         m[last + buffer] = -1
         m[is_written + buffer] = 0
-        m[m[IS_GONE] + buffer] = 0
-        m[m[SIZES] + buffer] = m[m[BYTES] + buffer]
-    for at in range(m[N_RUN]):
-        begin = m[ENDS] + ENDS_COLUMNS * m[m[RUN] + at]
-        end = begin + ENDS_COLUMNS
-        for i in range(m[READS] + m[begin], m[READS] + m[end]):
+        m[m[ix.IS_GONE] + buffer] = 0
+        m[m[ix.SIZES] + buffer] = m[m[ix.BYTES] + buffer]
+    for at in range(m[ix.N_RUN]):
+        begin = m[ix.ENDS] + ix.ENDS_COLUMNS * m[m[ix.RUN] + at]
+        end = begin + ix.ENDS_COLUMNS
+        for i in range(m[ix.READS] + m[begin], m[ix.READS] + m[end]):
             m[last + m[i]] = at
-        for i in range(m[WRITES_OF] + m[begin + 1], m[WRITES_OF] + m[end + 1]):
+        for i in range(m[ix.WRITES_OF] + m[begin + 1], m[ix.WRITES_OF] + m[end + 1]):
             m[last + m[i]] = at
             m[is_written + m[i]] = 1
-    for buffer in range(m[N_BUFFERS]):
+    for buffer in range(m[ix.N_BUFFERS]):
         if m[last + buffer] >= 0 and not m[is_written + buffer]:
-            total += m[m[BYTES] + buffer]
+            total += m[m[ix.BYTES] + buffer]
     return total
 
 
 @compiled
 def _waits(m: Any, before: int, begin: int) -> int:
     """Return whether an instruction reads what the one before it writes."""
-    for i in range(m[WRITES_OF] + m[before + 1], m[WRITES_OF] + m[before + ENDS_COLUMNS + 1]):
-        for j in range(m[READS] + m[begin], m[READS] + m[begin + ENDS_COLUMNS]):
+    for i in range(m[ix.WRITES_OF] + m[before + 1], m[ix.WRITES_OF] + m[before + ix.ENDS_COLUMNS + 1]):
+        for j in range(m[ix.READS] + m[begin], m[ix.READS] + m[begin + ix.ENDS_COLUMNS]):
             if m[i] == m[j]:
                 return 1
     return 0
@@ -87,10 +65,10 @@ def _overwritten(m: Any, buffer: int, begin: int, at: int) -> int:
 
     Python's memory is overwritten only through a view of a part of it.
     """
-    for i in range(m[begin + 2], m[begin + ENDS_COLUMNS + 2]):
-        over, seen = m[m[OVER] + 2 * i], m[m[OVER] + 2 * i + 1]
-        is_free = m[m[LAST] + over] == at and not m[m[IS_GONE] + over]
-        if is_free and seen == m[m[BYTES] + buffer] and (seen < m[m[SIZES] + over] or not m[m[IS_PYTHON_S] + over]):
+    for i in range(m[begin + 2], m[begin + ix.ENDS_COLUMNS + 2]):
+        over, seen = m[m[ix.OVER] + 2 * i], m[m[ix.OVER] + 2 * i + 1]
+        is_free = m[m[ix.LAST] + over] == at and not m[m[ix.IS_GONE] + over]
+        if is_free and seen == m[m[ix.BYTES] + buffer] and (seen < m[m[ix.SIZES] + over] or not m[m[ix.IS_PYTHON_S] + over]):
             return over
     return -1
 
@@ -101,10 +79,10 @@ def _end(m: Any, first: int, end: int, at: int, of_python: int) -> int:
     died = 0
     for i in range(first, end):
         buffer = m[i]
-        is_python_s = m[m[IS_PYTHON_S] + buffer] != 0
-        if m[m[LAST] + buffer] == at and not m[m[IS_GONE] + buffer] and is_python_s == (of_python != 0):
-            m[m[IS_GONE] + buffer] = 1
-            died += m[m[SIZES] + buffer]
+        is_python_s = m[m[ix.IS_PYTHON_S] + buffer] != 0
+        if m[m[ix.LAST] + buffer] == at and not m[m[ix.IS_GONE] + buffer] and is_python_s == (of_python != 0):
+            m[m[ix.IS_GONE] + buffer] = 1
+            died += m[m[ix.SIZES] + buffer]
     return died
 
 
@@ -112,35 +90,35 @@ def _end(m: Any, first: int, end: int, at: int, of_python: int) -> int:
 def _peak(m: Any, alive: int) -> int:
     """Return the most bytes alive at once, given those that are alive at the beginning."""
     peak, leaving, held, before, passes = alive, 0, 0, 0, 0
-    m[m[MOST]] = alive
-    for at in range(m[N_RUN]):
-        begin = m[ENDS] + ENDS_COLUMNS * m[m[RUN] + at]
-        end = begin + ENDS_COLUMNS
+    m[m[ix.MOST]] = alive
+    for at in range(m[ix.N_RUN]):
+        begin = m[ix.ENDS] + ix.ENDS_COLUMNS * m[m[ix.RUN] + at]
+        end = begin + ix.ENDS_COLUMNS
         calls_python = m[end + 4]
         if leaving and (calls_python or _waits(m, before, begin)):
             alive -= leaving
             leaving = 0
-        for i in range(m[WRITES_OF] + m[begin + 1], m[WRITES_OF] + m[end + 1]):
+        for i in range(m[ix.WRITES_OF] + m[begin + 1], m[ix.WRITES_OF] + m[end + 1]):
             buffer = m[i]
             over = _overwritten(m, buffer, begin, at)
             if over >= 0:
-                m[m[IS_GONE] + over] = 1
-                alive -= m[m[SIZES] + over]
-                m[m[SIZES] + buffer] = m[m[SIZES] + over]
-                m[m[IS_PYTHON_S] + buffer] |= m[m[IS_PYTHON_S] + over]
-            alive += m[m[SIZES] + buffer]
+                m[m[ix.IS_GONE] + over] = 1
+                alive -= m[m[ix.SIZES] + over]
+                m[m[ix.SIZES] + buffer] = m[m[ix.SIZES] + over]
+                m[m[ix.IS_PYTHON_S] + buffer] |= m[m[ix.IS_PYTHON_S] + over]
+            alive += m[m[ix.SIZES] + buffer]
         now = alive + m[end + 3]
         peak = max(peak, now)
-        m[m[MOST] + passes] = max(m[m[MOST] + passes], now)
-        if passes < m[N_PASSES] and m[m[BEGINS] + passes] == at:
-            m[m[ALIVE] + passes] = alive
+        m[m[ix.MOST] + passes] = max(m[m[ix.MOST] + passes], now)
+        if passes < m[ix.N_PASSES] and m[m[ix.BEGINS] + passes] == at:
+            m[m[ix.ALIVE] + passes] = alive
             passes += 1
-            m[m[MOST] + passes] = now
+            m[m[ix.MOST] + passes] = now
         alive -= leaving
         died = 0
         for of_python in range(2):
-            total = _end(m, m[READS] + m[begin], m[READS] + m[end], at, of_python)
-            total += _end(m, m[WRITES_OF] + m[begin + 1], m[WRITES_OF] + m[end + 1], at, of_python)
+            total = _end(m, m[ix.READS] + m[begin], m[ix.READS] + m[end], at, of_python)
+            total += _end(m, m[ix.WRITES_OF] + m[begin + 1], m[ix.WRITES_OF] + m[end + 1], at, of_python)
             if of_python:
                 died = total
             else:

@@ -18,7 +18,7 @@ from ..buffers import OVERWRITE, PASSED_ON, PRODUCTS
 from ..deferral import has_separate_gradients
 from ..peak import MOST_MICRO_BATCHES
 from ..stage_ends import StageEnds
-from . import array_layout as layout
+from . import array_layout as ix
 from . import columns as c
 from .written import WIDTH
 
@@ -224,7 +224,7 @@ def _ends(counts: Any) -> np.ndarray:
 def arena_of(outline: Outline, n_buckets: int) -> np.ndarray:
     """Return an arena for the steps of a graph, with room for what they have at most."""
     n_operands, n_tensors, n_operators = len(outline.operands) + 1, len(outline.tensors), len(outline.operators)
-    n, n_others = outline.numbers[[layout.N_MICRO_BATCHES, layout.N_OTHERS]].tolist()
+    n, n_others = outline.numbers[[ix.N_MICRO_BATCHES, ix.N_OTHERS]].tolist()
     n_lookups = len(outline.lookups)
     n_passes = n + 1 if n > 1 else 1
     width = [len(op.operands) + len(op.outputs) + 4 for op in outline.operators]
@@ -237,13 +237,13 @@ def arena_of(outline: Outline, n_buckets: int) -> np.ndarray:
         WIDTH * records, 2 * values, sites, sites, sites, n_tensors, records, 2 * entries, 3 * sites, 3 * max(1, n_buckets),
         records, n_tensors, n_operands, max(1, n * n_lookups), records, sites, records, records, WIDTH * records,
         # and of memory
-        entries, entries, 2 * entries, layout.ENDS_COLUMNS * (buffers + 1), buffers, buffers, 3 * records, buffers, buffers,
+        entries, entries, 2 * entries, ix.ENDS_COLUMNS * (buffers + 1), buffers, buffers, 3 * records, buffers, buffers,
         buffers, buffers, 2 * len(c.WORKSPACES), entries, records, sites, sites, records, n_operators, n_operators,
         buffers, buffers, buffers, sites + buffers, max(1, n_lookups), 3 * n + 1, 3 * n + 1, 3 * n + 2,
     )
-    begins = np.cumsum([layout.N_ARENA, *sizes])
+    begins = np.cumsum([ix.N_ARENA, *sizes])
     arena = np.empty(begins[-1], np.int64)
-    arena[: layout.RECORDS] = 0
-    arena[layout.N_BUCKETS] = n_buckets
-    arena[layout.RECORDS : layout.N_ARENA] = begins[:-1]
+    arena[: ix.RECORDS] = 0
+    arena[ix.N_BUCKETS] = n_buckets
+    arena[ix.RECORDS : ix.N_ARENA] = begins[:-1]
     return arena

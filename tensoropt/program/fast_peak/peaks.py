@@ -14,7 +14,7 @@ from ...sharding.resharding import PathFinder
 from ...sharding.strategy import StrategyView
 from ..pass_memory import PassMemory
 from ..stage_ends import StageEnds
-from . import array_layout as layout
+from . import array_layout as ix
 from .alive import count_peak
 from .outline import Outline, arena_of, can_outline, outline_of
 from .rows import Columns, Rows
@@ -62,9 +62,9 @@ class Peaks:
             peak = self._count(of_one, ends)
             arena = self._arena
             assert arena is not None
-            n = int(arena[layout.N_PASSES])
-            alive.append(arena[arena[layout.ALIVE] :][:n].copy())
-            most.append(arena[arena[layout.MOST] :][: n + 1].copy() if n else np.array([peak], np.int64))
+            n = int(arena[ix.N_PASSES])
+            alive.append(arena[arena[ix.ALIVE] :][:n].copy())
+            most.append(arena[arena[ix.MOST] :][: n + 1].copy() if n else np.array([peak], np.int64))
         return PassMemory.of(np.transpose(alive), np.transpose(most))
 
     def _count(self, rows: np.ndarray, ends: StageEnds | None) -> int:
@@ -72,10 +72,10 @@ class Peaks:
         if ends not in self._outlines:
             self._outlines[ends] = self._outline(ends).numbers
         known, n_buckets = self.rows, self.rows.n_buckets
-        if self._arena is None or self._arena[layout.N_BUCKETS] != n_buckets:
+        if self._arena is None or self._arena[ix.N_BUCKETS] != n_buckets:
             self._arena = arena_of(known.outline, n_buckets)
         arena = self._arena
-        arena[: layout.N_BUCKETS] = 0
-        arena[layout.N_BUCKETS + 1 : layout.RECORDS] = 0
+        arena[: ix.N_BUCKETS] = 0
+        arena[ix.N_BUCKETS + 1 : ix.RECORDS] = 0
         overlaps = int(self.costing.reshardings.overlaps)
         return int(count_peak(self._outlines[ends], known.table, rows, arena, overlaps))

@@ -7,20 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .array_layout import (
-    ARRIVED,
-    LAST_READ,
-    N_GRADIENTS,
-    N_RECORDS,
-    N_TENSORS,
-    N_VALUES,
-    OF_OPERAND,
-    RECORDS,
-    STACK,
-    VALUES,
-    WRITER,
-)
-from .columns import ONLY_ONCE, WANTED
+from . import array_layout as ix
+from . import columns as c
 from .compilation import compiled
 
 RESHARD, COMPUTE, WRITE, BEGIN, RESHARD_AGAIN, COMPUTE_AGAIN, GRADIENT, SUM, RETURN, TAKE, MICRO_BATCH = range(11)
@@ -50,44 +38,44 @@ The values of a gradient are (tensor, gradient) of each gradient that it takes, 
 WIDTH = 7
 
 @compiled
-def append_record(m: Any, kind: int, a: int, b: int, c: int, d: int, e: int) -> int:
+def append_record(m: Any, kind: int, v: int, w: int, x: int, y: int, z: int) -> int:
     """Append a record; return its number."""
-    number = m[N_RECORDS]
-    at = m[RECORDS] + WIDTH * number
-    m[at], m[at + 1], m[at + 2], m[at + 3], m[at + 4], m[at + 5], m[at + 6] = kind, a, b, c, d, e, 0
-    m[N_RECORDS] += 1
+    number = m[ix.N_RECORDS]
+    at = m[ix.RECORDS] + WIDTH * number
+    m[at], m[at + 1], m[at + 2], m[at + 3], m[at + 4], m[at + 5], m[at + 6] = kind, v, w, x, y, z, 0
+    m[ix.N_RECORDS] += 1
     return number
 
 
 @compiled
 def made_by(m: Any, record: int) -> int:
     """Return a new gradient, which the record makes."""
-    gradient = m[N_GRADIENTS]
-    m[m[WRITER] + gradient] = record
-    m[N_GRADIENTS] += 1
+    gradient = m[ix.N_GRADIENTS]
+    m[m[ix.WRITER] + gradient] = record
+    m[ix.N_GRADIENTS] += 1
     return gradient
 
 
 @compiled
 def add_value(m: Any, site: int, value: int) -> None:
     """Append a value of the next record, or of the last one."""
-    at = m[VALUES] + 2 * m[N_VALUES]
+    at = m[ix.VALUES] + 2 * m[ix.N_VALUES]
     m[at], m[at + 1] = site, value
-    m[N_VALUES] += 1
+    m[ix.N_VALUES] += 1
 
 
 @compiled
 def note_read(o: Any, m: Any, value: int) -> None:
     """Note that the last record reads the memory of a tensor's first value, which may be a variable's."""
     site = value >> 1
-    if not value & 1 and site < o[N_TENSORS]:
-        m[m[LAST_READ] + site] = m[N_RECORDS] - 1
+    if not value & 1 and site < o[ix.N_TENSORS]:
+        m[m[ix.LAST_READ] + site] = m[ix.N_RECORDS] - 1
 
 
 @compiled
 def push(m: Any, depth: int, site: int) -> int:
     """Push a site onto the stack, at its first stage; return the new depth."""
-    at = m[STACK] + 2 * depth
+    at = m[ix.STACK] + 2 * depth
     m[at], m[at + 1] = site, 0
     return depth + 1
 
@@ -95,15 +83,15 @@ def push(m: Any, depth: int, site: int) -> int:
 @compiled
 def is_wanted(o: Any, operand: int, index: int) -> int:
     """Return whether a micro-batch has a gradient of an operand; an index of -1 is that of what is done once."""
-    flags = o[o[OF_OPERAND] + operand]
-    return (flags & WANTED) != 0 and (index <= 0 or not flags & ONLY_ONCE)
+    flags = o[o[ix.OF_OPERAND] + operand]
+    return (flags & c.WANTED) != 0 and (index <= 0 or not flags & c.ONLY_ONCE)
 
 
 @compiled
 def arrive(m: Any, site: int, gradient: int) -> None:
     """Add a gradient to the one that has arrived at a site before, if there is one."""
-    at = m[ARRIVED] + site
+    at = m[ix.ARRIVED] + site
     if m[at] >= 0:
-        number = append_record(m, SUM, m[at], gradient, m[N_GRADIENTS], 0, 0)
+        number = append_record(m, SUM, m[at], gradient, m[ix.N_GRADIENTS], 0, 0)
         gradient = made_by(m, number)
     m[at] = gradient
