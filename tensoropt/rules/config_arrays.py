@@ -62,7 +62,8 @@ class ConfigArrays:
         """Return how many points of the product of all factors the device with the largest blocks computes, int64[K]."""
         blocks = [-(-extent // self.degree(name)) for name, extent in self.rule.extents.items()]
         if self.rule.points is not math.prod:
-            return np.array([self.rule.points(block) for block in zip(*(each.tolist() for each in blocks), strict=True)])
+            of_configs = np.reshape(blocks, (len(blocks), len(self))).T.tolist()  # also where there are no factors
+            return np.array([self.rule.points(tuple(each)) for each in of_configs])
         return np.prod([np.ones(len(self), np.int64), *blocks], axis=0)
 
     def are_exchanged(self) -> Mask:

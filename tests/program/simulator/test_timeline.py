@@ -19,6 +19,7 @@ from tensoropt.profiling.hardware import named
 from tensoropt.profiling.hardware_costs import CollectiveCosts
 from tensoropt.program.simulator.step_graph import step_graph
 from tensoropt.program.simulator.topology_network import network_of
+from tensoropt.rules.rule import NONE
 from tensoropt.sharding.resharding import PathFinder, PlainCosts
 
 HARDWARE = named("v100-2x2")
@@ -77,7 +78,7 @@ def test_with_micro_batches_too(n_micro_batches):
     recorded, mesh = zoo.record(lambda: zoo.mlp(batch=8), "adam"), HARDWARE.mesh()
     whole = random_strategy(recorded, mesh, 5)
     model = recorded.model.in_micro_batches(n_micro_batches, mesh.n_devices)
-    unsplit = {name: replace(config, assignment=("-",) * 2) for name, config in whole.strategy.configs.items()}
+    unsplit = {name: replace(config, assignment=(NONE,) * 2) for name, config in whole.strategy.configs.items()}
     split = {"w1": whole.strategy.configs["w1"], "w2": whole.strategy.configs["w2"]}
     view = in_steps(model.view(replace(whole.strategy, configs={**unsplit, **split}, shared={})))
     costing = costing_of(model, HARDWARE, mesh)
