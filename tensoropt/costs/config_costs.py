@@ -228,8 +228,8 @@ class ConfigCosts:
             back = part if op.name in costing.graph.lookup_operators else part + table
             return flops, part, back * n_gradients
         if op.type == VALUE_SHAPED:
-            inside, moved = op.attrs[BODY], moved + 2 * int(op.attrs[BODY].inside_bytes)
-            return zeros + int(inside.inside_flops), moved, 2 * moved * bool(n_gradients)
+            inside, moved = op.attrs[BODY], moved + 2 * int(op.attrs[BODY].made_bytes)
+            return zeros + int(inside.made_flops), moved, 2 * moved * bool(n_gradients)
         return flops, moved, moved * n_gradients
 
     @cached_property

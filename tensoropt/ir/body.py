@@ -60,15 +60,17 @@ class Definition:
         graph: the graph definition.
         inputs: the names of the placeholders of its operands.
         outputs: the names of its results.
-        inside_bytes: the most that the tensors inside take.
-        inside_flops: the most that the operators inside do.
+        inside_bytes: the most that the tensors inside take, for memory.
+        made_bytes: what the operators inside write, for time: with the longest extent of an operand where values decide.
+        made_flops: what they do, likewise.
     """
 
     graph: bytes
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     inside_bytes: int
-    inside_flops: int
+    made_bytes: int
+    made_flops: int
 
     def __repr__(self) -> str:
         return hashlib.sha256(repr((self.graph, self.inputs, self.outputs)).encode()).hexdigest()[:16]

@@ -11,6 +11,9 @@ from tensoropt.costs.config_costs import costs_of_config
 from tensoropt.costs.operator_costs import OperatorCosting
 from tensoropt.costs.resharding_costs import ReshardingCosting
 from tensoropt.frontend.control_flow.value_shaped import _most_inside
+from tensoropt.frontend.importer import import_graph
+from tensoropt.frontend.tracing.capture import Capture
+from tensoropt.ir.body import BODY, VALUE_SHAPED
 from tensoropt.ir.graph import Operator
 from tensoropt.lowering.gradient_analysis import analyse
 from tensoropt.profiling.work import WorkItem
@@ -79,6 +82,16 @@ def test_a_conditional_costs_its_most_expensive_branch() -> None:
     n_bytes, flops = _most_inside([op for op in graph.get_operations() if op.type == "StatelessIf"], 1)
     assert 2 * 2 * 8 * 40 * 40 <= flops <= 1.1 * 2 * 2 * 8 * 40 * 40
     assert 3 * 8 * 40 * 4 <= n_bytes <= 6 * 8 * 40 * 4
+
+
+def test_rows_that_values_choose_cost_no_more_than_the_longest_dimension_has() -> None:
+    capture = Capture()
+    specs = [tf.TensorSpec([80, 40]), tf.TensorSpec([40, 40])]
+    program = capture.add(lambda x, w: tf.reduce_sum(tf.boolean_mask(x, x[:, 0] > 0) @ w, 0), specs)
+    operators = import_graph(capture.graph, (), capture.lines, [program.results.op]).operators.values()
+    (body,) = (op.attrs[BODY] for op in operators if op.type == VALUE_SHAPED)
+    assert 2 * 80 * 40 * 40 <= body.made_flops <= 1.2 * 2 * 80 * 40 * 40
+    assert 2 * 80 * 40 * 4 <= body.made_bytes <= 5 * 80 * 40 * 4
 
 
 def test_the_backward_pass_of_a_body() -> None:

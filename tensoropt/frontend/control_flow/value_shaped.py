@@ -170,12 +170,14 @@ def import_group(group: Group, outside: OuterImporter) -> Operator:
         collector.made[tensor.name] = placeholders[-1]
     results = tuple(outside.known(tensor) for tensor in group.results)
     outputs = collector.copy(group.results)
-    bound = max((math.prod(operand.shape) for operand in operands), default=1)
+    most = max((math.prod(operand.shape) for operand in operands), default=1)
+    longest = max((extent for operand in operands for extent in operand.shape), default=1)
     definition = Definition(
         _named_by_content(collector.graph.as_graph_def()).SerializeToString(deterministic=True),
         tuple(tensor.name for tensor in placeholders),
         tuple(tensor.name for tensor in outputs),
-        *_most_inside(group.operators, bound),
+        _most_inside(group.operators, most)[0],
+        *_most_inside(group.operators, longest),
     )
     return Operator(first.name, VALUE_SHAPED, tuple(operands), results, {}, {BODY: definition}, source=outside.line(first))
 
@@ -184,7 +186,7 @@ def _most_inside(ops: Iterable[tf.Operation], bound: int) -> tuple[int, int]:
     """Return the most bytes that operators make, and the most flops that they do: of a conditional, in any of its branches.
 
     Args:
-        bound: the most elements along a dimension whose extent isn't known.
+        bound: how many elements there are along a dimension whose extent isn't known.
     """
     n_bytes = flops = 0
     for op in ops:
