@@ -248,7 +248,7 @@ def _exchanges(window: Window, n_blocks: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class HaloSide:
-    """What a rank has on one side of a halo step: its block, or the frame under the windows of its results.
+    """The tensor that a rank has before a halo step, its block, or after it, the frame that its windows cover.
 
     Attributes:
         parts: for each member of the group, the part of the block that the member needs, or of the frame that the member

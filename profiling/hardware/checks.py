@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...common.errors import short
 
-_Made = TypeVar("_Made")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_Made = TypeVar("_Made", bound="DataclassInstance")
 
 
 class HardwareError(ValueError):
@@ -79,6 +82,6 @@ def fields(value: object, where: str, required: Collection[str], optional: Colle
 
 def made(kind: type[_Made], value: object, where: str) -> _Made:
     """Return the dataclass that a JSON object of its fields describes; fields with a default may be missing."""
-    names = {each.name: each.default is dataclasses.MISSING for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    names = {each.name: each.default is dataclasses.MISSING for each in dataclasses.fields(kind)}
     optional = [name for name, is_required in names.items() if not is_required]
     return kind(**fields(value, where, [name for name in names if name not in optional], optional))

@@ -172,7 +172,7 @@ class ConfigCosts:
 
     @cached_property
     def communicates_inside(self) -> Mask:
-        """Whether there are reshardings inside of the operator (:func:`.inner_reshardings`), bool[K]."""
+        """Whether the operator exchanges halos or statistics while it computes (:func:`.inner_reshardings`), bool[K]."""
         rule, found = self.arrays.rule, self.arrays.are_exchanged()
         return found | self.arrays.splits_any(rule.inner) if rule.inner and statistics_of(self.op, rule) else found
 

@@ -37,7 +37,7 @@ class ComputeCosts(Protocol):
 
 @dataclass(frozen=True)
 class OperatorCosting:
-    """What the single operators of a graph are charged for, and the costs by config that were asked for one by one.
+    """The prices of a graph's operators: what is saved, updated and added up of each, what computing costs.
 
     ``is_body`` marks the graph of a loop's trips: every tensor that the backward pass reads there is saved in its produced
     layout.

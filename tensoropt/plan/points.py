@@ -60,7 +60,7 @@ class Point(Protocol):
 
     @property
     def gap(self) -> float | None:
-        """By what share the point may be beaten in its stages and order; None of a single search."""
+        """By how much the point's time exceeds the least of its stages and order at most (.01: 1 %); None of one search."""
 
     @property
     def bound_us(self) -> float | None:
@@ -78,7 +78,7 @@ class Point(Protocol):
 
     @property
     def details(self) -> Sequence[Mapping[str, Any] | None] | None:
-        """What a report shows of each stage beside the plan; None if that isn't known."""
+        """The steps, decisions and lines of each stage, which a report shows beside the plan; None if they aren't known."""
         return None
 
     def plan(self, option: str, assumed: Mapping[str, Any]) -> Plan:

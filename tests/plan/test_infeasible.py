@@ -288,3 +288,11 @@ def test_mini_parallelism_names_the_least_of_all(model: Model) -> None:
     fewest, needed = min(needs.items(), key=lambda each: each[1])
     with pytest.raises(InputError, match=f"the least on {fewest} device.* is {needed:,} bytes"):
         mini_parallelism(request(model, limit_bytes=needed - 1), [1, 2])
+
+
+def test_where_sums_of_gradients_are_too_large_the_batch_at_once_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensoropt.search.first_look.LARGE", 0)
+    model = perceptron(batch=8)
+    limit = least_bytes_in_micro_batches(model, 4) - 1
+    (point,) = profiling([(open_request(model, limit_bytes=limit), 4)]).points
+    assert point.peak_bytes == least(searched(request(model), 4))

@@ -71,7 +71,8 @@ class CandidateSearch(SearchState):
             if look.certainly_not(limit):
                 self.whole += look.tried
                 return by_bound(beside, best)
-        is_unknown = look is not None and look.best is None and bool(smallest)
+        may_fit = any(limit is None or each.least_bytes <= limit for each in smallest)  # sums of gradients take memory, too
+        is_unknown = look is not None and look.best is None and may_fit
         if not is_unknown:
             by_bound([first], best)
         known = self.alone or (look and look.best)
