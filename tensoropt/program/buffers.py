@@ -24,7 +24,7 @@ from ..sharding.update_resharding import row_reshardings
 from .gradient_flow import GradientFlow, operand_of
 from .instructions import Instructions
 from .liveness import Buffer, Instruction
-from .stage_ends import StageEnds
+from .stage_ends import NOTHING_CROSSES, StageEnds
 from .step import StepProgram
 from .tasks import FETCHED, OPERAND, RESHARD, RESULT, Site, Task, Value
 
@@ -58,7 +58,7 @@ class TaskBuffers:
         view: StrategyView,
         costing: OperatorCosting,
         path_finder: PathFinder,
-        ends: StageEnds | None = None,
+        ends: StageEnds = NOTHING_CROSSES,
     ) -> None:
         """Take a strategy, and what a stage exchanges with others; None for a model that isn't cut."""
         self.view, self.costing, self.path_finder, self._ends = view, costing, path_finder, ends
@@ -108,7 +108,7 @@ class TaskBuffers:
     @property
     def _in_passes(self) -> bool:
         """Whether the step is that of a stage in micro-batches, whose passes run in some order."""
-        return self._ends is not None and self.view.graph.micro_batching is not None
+        return self._ends.in_passes and self.view.graph.micro_batching is not None
 
     def _begin_pass(self) -> None:
         """Let all that was written be over before a pass of a stage begins, and note where that is."""
@@ -181,7 +181,7 @@ class TaskBuffers:
         Of a batch that is alive from the start a micro-batch takes its samples.
         """
         op = self._operator(task)
-        if self._ends is not None and op.result.name in self._ends.received:
+        if op.result.name in self._ends.received:
             self._receive(op, task)
             return
         if task.micro_batch >= 0 and op.type == CONSTANT:

@@ -19,6 +19,7 @@ class StageEnds:
         received: what other stages compute. A micro-batch's is there from the beginning of its forward pass.
         returned: those of them whose gradients are sent back.
         divides: whether a backward pass runs first what these gradients need, see :func:`.deferral.divided`.
+        in_passes: whether the bytes of each micro-batch's passes are counted; else those of a step, one after the other.
         sent: the tensors that it sends, in order. This and what follows is of a program that is run.
         given: the tensors whose gradients other stages send to it.
         late: those of ``returned`` whose gradients no pass of another stage waits for.
@@ -30,11 +31,16 @@ class StageEnds:
     received: frozenset[str] = frozenset()
     returned: frozenset[str] = frozenset()
     divides: bool = False
+    in_passes: bool = True
     sent: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
     late: frozenset[str] = frozenset()
     added: tuple[str, ...] = ()
     losses: Mapping[str, Tensor | None] = field(default_factory=dict, hash=False)
+
+
+NOTHING_CROSSES = StageEnds(in_passes=False)
+"""The ends of a step that isn't cut."""
 
 
 def ends_of(

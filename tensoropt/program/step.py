@@ -15,7 +15,7 @@ from .deferral import divided
 from .fetch import Fetch, all_of, backward_passes_of, operators_of
 from .forward import ForwardPass, results_of
 from .gradient_flow import GradientFlow
-from .stage_ends import StageEnds, add_gradients, fed_gradients, send, sent_back
+from .stage_ends import NOTHING_CROSSES, StageEnds, add_gradients, fed_gradients, send, sent_back
 from .tasks import (
     ACCUMULATED,
     BACKWARD,
@@ -34,9 +34,6 @@ from .tasks import (
 )
 from .tasks import GRADIENT as GRADIENT_OF
 from .updates import Updates
-
-NOTHING_CROSSES = StageEnds()
-"""What a model that isn't cut exchanges with other stages."""
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def _operators(graph: Graph) -> tuple[list[Operator], list[Operator]]:
 
 
 def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_operands: Collection[tuple[str, int]],
-               residual_results: Collection[str], ends: StageEnds | None = None) -> Outline:
+               residual_results: Collection[str], ends: StageEnds) -> Outline:
     """Return the outline of a graph's step; the sets are those of :class:`..sharding.strategy.StrategyView`.
 
     Args:
@@ -107,7 +107,7 @@ def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_op
     found = {op.result.name for of_variable in lookups for op in of_variable}
     micro_batching = graph.micro_batching
     # Gradients go back to variables and, in micro-batches, to all that is computed once.
-    received, returned = (ends.received, ends.returned) if ends is not None else (frozenset[str](), frozenset[str]())
+    received, returned = ends.received, ends.returned
     starts = {*found, *returned, *(dense if micro_batching is None else filter(graph.accumulates, graph.tensors))}
     starts_once = {*dense, *returned}
     reached, reached_once = _reached(graph, starts), _reached(graph, starts_once)
@@ -154,8 +154,8 @@ def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_op
     counted = (
         len(operators), len(tensors), len(operands) + 1, len(dense), len(by_rows), len(arrays[-2]), first_operator,
         first_operator + len(operators), taken.loss.item_bytes, int(waits), min(n, MOST_MICRO_BATCHES),
-        max(0, n - MOST_MICRO_BATCHES), first_run, len(returned), int(ends is not None and micro_batching is not None),
-        int(ends is not None and ends.divides),
+        max(0, n - MOST_MICRO_BATCHES), first_run, len(returned), int(ends.in_passes and micro_batching is not None),
+        int(ends.divides),
     )
     producers = tuple(i for i, op in enumerate(operators) for _ in op.outputs)
     firsts = arrays[4].tolist()

@@ -13,7 +13,7 @@ from ...sharding.model import Model
 from ...sharding.resharding import PathFinder
 from ...sharding.strategy import StrategyView
 from ..pass_memory import PassMemory
-from ..stage_ends import StageEnds
+from ..stage_ends import NOTHING_CROSSES, StageEnds
 from . import array_layout as ix
 from .alive import count_peak
 from .outline import Outline, arena_of, can_outline, outline_of
@@ -28,7 +28,7 @@ class Peaks:
     costing: OperatorCosting
     path_finder: PathFinder
     _arena: np.ndarray | None = None
-    _outlines: dict[StageEnds | None, np.ndarray] = field(default_factory=dict)
+    _outlines: dict[StageEnds, np.ndarray] = field(default_factory=dict)
 
     @cached_property
     def is_quick(self) -> bool:
@@ -38,9 +38,9 @@ class Peaks:
     @cached_property
     def rows(self) -> Rows:
         """The rows of the model's sites."""
-        return Rows(self._outline(None), self.costing, self.path_finder)
+        return Rows(self._outline(NOTHING_CROSSES), self.costing, self.path_finder)
 
-    def _outline(self, ends: StageEnds | None) -> Outline:
+    def _outline(self, ends: StageEnds) -> Outline:
         backward = self.model.backward
         residuals = backward.residual_operands, backward.residual_results
         return outline_of(self.model.graph, backward.gradients, *residuals, ends)
@@ -51,7 +51,7 @@ class Peaks:
         See :meth:`.rows.Rows.of_columns`.
         """
         rows = self.rows.of_columns(columns, view_of)
-        return np.array([self._count(of_one, None) for of_one in rows], np.int64)
+        return np.array([self._count(of_one, NOTHING_CROSSES) for of_one in rows], np.int64)
 
     def passes_of_columns(
         self, columns: Columns, view_of: Callable[[int], StrategyView], ends: StageEnds
@@ -67,7 +67,7 @@ class Peaks:
             most.append(arena[arena[ix.MOST] :][: n + 1].copy() if n else np.array([peak], np.int64))
         return PassMemory.of(np.transpose(alive), np.transpose(most))
 
-    def _count(self, rows: np.ndarray, ends: StageEnds | None) -> int:
+    def _count(self, rows: np.ndarray, ends: StageEnds) -> int:
         """Return the most bytes that are alive at once, given the row of each site; the arena then has those of passes."""
         if ends not in self._outlines:
             self._outlines[ends] = self._outline(ends).numbers
