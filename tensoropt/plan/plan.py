@@ -340,21 +340,22 @@ class Plan:
         Raises:
             ValueError: they don't.
         """
-        n_stages, interleaving = len(self.stages), self.interleaving
+        n_stages = len(self.stages)
+        is_cut = n_stages > 1
         if self.micro_batches < 1:
             raise ValueError(f"{self.micro_batches} micro-batches")
-        if self.schedule not in (PLAIN, *SCHEDULES) or (self.schedule == PLAIN) != (n_stages == 1):
-            raise ValueError(f"{n_stages} stages by a schedule {self.schedule!r}")
-        if (n_stages > 1) != (self.timeline is not None):
+        if is_cut != (self.timeline is not None):
             raise ValueError(f"{n_stages} stages {'with' if self.timeline else 'without'} a timeline")
-        n_submeshes = n_stages if interleaving is None else interleaving.n_submeshes
-        devices = [device for stage in self.stages[:n_submeshes] for device in stage.devices]
-        in_turn = all(stage.devices == self.stages[i % n_submeshes].devices for i, stage in enumerate(self.stages))
-        if devices != list(range(self.parallelism)) or not in_turn:
-            raise ValueError("its stages don't fit together")
+        if self.schedule not in (PLAIN, *SCHEDULES) or is_cut == (self.schedule == PLAIN):
+            raise ValueError(f"{n_stages} stages by a schedule {self.schedule!r}")
         merged(self.orders)
+        submeshes, n_submeshes = self.submeshes, len(self.submeshes)
+        devices = [device for submesh in submeshes for device in submesh]
+        in_turn = all(stage.devices == submeshes[i % n_submeshes] for i, stage in enumerate(self.stages))
+        if devices != list(range(self.parallelism)) or n_submeshes != len(self.orders) or not in_turn:
+            raise ValueError("its stages don't fit together")
         held = [(stage.in_flight, stage.deferred) for stage in self.stages]
-        if interleaving and held != [(count, 0) for count in most_in_flight(n_stages, self.orders)]:
+        if self.interleaving and held != [(count, 0) for count in most_in_flight(n_stages, self.orders)]:
             raise ValueError("its stages don't have as many micro-batches in flight as it says")
 
     def save(self, file: str | os.PathLike[str]) -> None:

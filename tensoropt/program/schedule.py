@@ -103,10 +103,10 @@ class StepOrder(NamedTuple):
         schedule, n = self.schedule, self.n_micro_batches
         if schedule != PLAIN:
             check_schedule(schedule)
-        if (self.interleaving is not None) != (schedule == INTERLEAVED):
-            raise ValueError(f"schedule {schedule!r} with {self.interleaving} as to how stages share submeshes")
         if self.interleaving is not None:
             return interleaved_orders(len(self.in_flight), n, self.interleaving)
+        if schedule == INTERLEAVED:
+            raise ValueError("interleaved stages without how they share submeshes")
         found, ahead = [], n
         for stage, (most, deferred) in enumerate(zip(self.in_flight, self.deferred, strict=True)):
             ahead = n if schedule == ALL_FORWARD else max(1, min(most, ahead))

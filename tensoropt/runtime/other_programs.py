@@ -17,10 +17,9 @@ from ..costs.model_costs import costing_of
 from ..ir.graph import PLACEHOLDER
 from ..plan.plan import Plan
 from ..profiling.hardware import Hardware
-from ..program.interleaved import Interleaving
+from ..program.interleaved import Interleaving, interleaved_orders
 from ..program.passes import Orders
 from ..program.peak import peak_of
-from ..program.schedule import StepOrder
 from ..sharding.model import Model
 from ..sharding.propagation import inherited
 from ..sharding.resharding import PlainCosts
@@ -95,10 +94,8 @@ def _orders(first: Engine, plan: Plan, model: Model, micro_batches: int) -> Orde
     """Return the order of passes: as planned if micro-batches are as large as planned, or else one after the other."""
     if _is_as_planned(first, plan, model, micro_batches):
         return plan.orders
-    n, interleaving = len(plan.stages), plan.interleaving
-    if interleaving is not None:
-        interleaving = Interleaving(interleaving.n_submeshes, 1, (n // interleaving.n_submeshes,) * interleaving.n_submeshes)
-    return StepOrder(plan.schedule, micro_batches, (1,) * n, (0,) * n, interleaving).orders
+    n, n_submeshes = len(plan.stages), len(plan.submeshes)
+    return interleaved_orders(n, micro_batches, Interleaving(n_submeshes, 1, (n // n_submeshes,) * n_submeshes))
 
 
 def _is_as_planned(first: Engine, plan: Plan, model: Model, micro_batches: int) -> bool:
