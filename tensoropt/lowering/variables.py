@@ -29,7 +29,6 @@ class StateEntry:
         parameter: for an optimizer's variable that belongs to one parameter (a slot), that parameter's key; else None.
         step: for an optimizer's variable, the name of the training step; None for variables of the model.
         first_device: the number of the mesh's first device; it isn't 0 for a variable of a later stage.
-        is_staged: whether only the devices of one stage hold it; else every process holds shards.
     """
 
     key: str
@@ -41,12 +40,10 @@ class StateEntry:
     parameter: str | None = None
     step: str | None = None
     first_device: int = 0
-    is_staged: bool = False
 
-    @property
-    def is_whole_here(self) -> bool:
-        """Return whether every process holds all of it."""
-        return not self.is_staged and not self.layout.split_axes
+    def is_whole_on(self, n_processes: int) -> bool:
+        """Return whether each of the processes holds all of it: no later stage's devices are beside its own."""
+        return not self.layout.split_axes and self.layout.mesh.n_devices >= n_processes
 
     def assign(self, value: np.ndarray) -> None:
         """Assign a global value, of which each shard that this process holds takes its part."""

@@ -220,7 +220,8 @@ class TrainerRanks(LedRanks):
     def value(self, key: str) -> np.ndarray:
         """Return the global value of a variable's shards, on every rank; while rank 0 leads, only there."""
         entry = self.state[key]
-        full = self._gather(key, not self.leads) if not entry.is_whole_here else entry.variables[0].numpy()
+        is_whole = entry.is_whole_on(self.processes.size)
+        full = entry.variables[0].numpy() if is_whole else self._gather(key, not self.leads)
         assert full is not None
         return full
 

@@ -277,7 +277,7 @@ def _global_value(variable: Variable, processes: Processes, writer: int) -> Call
 
     Return None on the other processes.
     """
-    if not variable.layout.split_axes and not variable.is_staged:
+    if not variable.layout.split_axes and variable.layout.mesh.n_devices >= processes.size:
         return variable.shards[0].value if processes.rank == writer else None
     held = {
         rank: shard.numpy()

@@ -31,7 +31,6 @@ class Variable:
         shards: the shards that this process holds.
         ranks: whose shards these are, by their ranks in the layout's mesh.
         first_device: the number of the mesh's first device.
-        is_staged: whether only the devices of one stage hold it.
     """
 
     name: str
@@ -41,12 +40,11 @@ class Variable:
     shards: tuple[tf.Variable, ...]
     ranks: tuple[int, ...] = (0,)
     first_device: int = 0
-    is_staged: bool = False
 
     @classmethod
     def of(cls, entry: StateEntry) -> Variable:
         """Return the variable of a state entry."""
-        of_entry = entry.variables, entry.ranks, entry.first_device, entry.is_staged
+        of_entry = entry.variables, entry.ranks, entry.first_device
         return cls(entry_name(entry), tuple(entry.shape), entry.dtype, entry.layout, *of_entry)
 
     @property

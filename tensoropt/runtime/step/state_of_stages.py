@@ -56,9 +56,7 @@ def _merged(key: str, held: list[tuple[StageEntries, StateEntry]], n_stages: int
     if len(held) < n_stages or entry.parameter is not None:
         # Keras counts equal paths of parameters in each stage for itself: a parameter's own key tells them apart.
         return [
-            replace(
-                each, key=key if number == 0 else f"{key}_{each.parameter}", first_device=stage.first_device, is_staged=True
-            )
+            replace(each, key=key if number == 0 else f"{key}_{each.parameter}", first_device=stage.first_device)
             for number, (stage, each) in enumerate(held)
         ]
     if any(each.layout.split_axes for _, each in held):
