@@ -174,7 +174,7 @@ class Frontier(PlanFrontier, Generic[AnyPoint]):
 
     @property
     def without_stages(self) -> Sequence[Any]:
-        return [each.frontiers[0] for each in self.searched if each.stages.n == 1]
+        return [frontier for each in self.searched for frontier in each.without_stages]
 
     def plan(self, point: int, option: str = "point") -> Plan:
         """Return the plan of a point; see :class:`PlanFrontier`."""

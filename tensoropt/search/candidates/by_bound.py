@@ -38,7 +38,7 @@ from ..frontiers.find_frontier import ModelFrontier, SearchInterrupted
 from ..request import ONCE, Request, fastest_fits, searched
 from ..stages.memory import StageCosts
 from ..stages.placement import placement
-from ..stages.points import SearchedStages
+from ..stages.points import SearchedStages, SearchedWhole
 from .alike_stages import AlikeStages
 from .bounds import bound_of_cut, bound_of_whole, points_of
 from .candidate import WORTH_AT_ONCE, Candidate, Cutting, possible_micro_batches
@@ -112,20 +112,18 @@ class SearchState:
             best_us = min([best_us, *(first.found.time_ns / 1e3)])
         has_bound = request.objectives == MEMORY_TIME and request.algorithm in ALGORITHMS
         if has_bound and (whole or self.cuts) and not math.isinf(best_us):
-            searched_us = [each.bound_us for each in (*map(SearchedStages.whole, whole), *self.cuts)]
+            searched_us = [each.bound_us for each in (*map(SearchedWhole.of, whole), *self.cuts)]
             gap = best_us / max(min([*self.bounds_us.values(), *searched_us]), 1e-3) - 1
             found = counted(sum(map(len, whole)) + len(points_of(self.cuts).time_us), "point")
             left = counted(self.n_left, "candidate")
             self.standing = f"{found}, best {time_text(best_us)}, gap {max(0.0, gap):.1%}, {left} left; "
 
-    def interrupt(self, error: KeyboardInterrupt, candidate: Candidate) -> None:
-        """End the search of a candidate, and of all others, with what is found.
+    def interrupt(self, error: KeyboardInterrupt) -> None:
+        """End the search of all candidates with what is found.
 
         Raises:
             KeyboardInterrupt: nothing that fits is, or it isn't wanted.
         """
-        if isinstance(error, SearchInterrupted) and candidate.n_stages == 1:
-            self._keep(candidate, error.found)
         if not self.request.keeps_found or math.isinf(self.best_us):
             raise KeyboardInterrupt from error
         self.is_interrupted = True
@@ -138,6 +136,9 @@ class SearchState:
         try:
             asked = replace(request, micro_batches=n if n > 1 else request.micro_batches)
             frontier = searched(asked, self.parallelism, self._is_enough)
+        except SearchInterrupted as error:
+            self._keep(candidate, error.found)
+            raise
         except InputError:
             if n == 1 or self.request.micro_batches is not None:
                 raise
@@ -175,7 +176,7 @@ def by_bound(candidates: Sequence[Candidate], aim: Best | Fit) -> None:
             try:
                 waiting += aim.opened(candidate)
             except KeyboardInterrupt as error:
-                aim.search.interrupt(error, candidate)
+                aim.search.interrupt(error)
         waiting.remove(candidate)
 
 

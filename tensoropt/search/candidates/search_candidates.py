@@ -29,7 +29,7 @@ from ...sharding.model import Model
 from ..first_look import first_look
 from ..problem.choices import STAGES
 from ..request import Request, may_use_micro_batches, micro_batches_to_look_at, most_micro_batches
-from ..stages.points import SearchedStages
+from ..stages.points import SearchedWhole
 from .by_bound import Best, Fit, SearchState, by_bound
 from .candidate import Candidate, possible_micro_batches
 from .joined_frontier import frontier_of
@@ -145,7 +145,7 @@ class CandidateSearch(SearchState):
         """Return the minimal points with stages and without; None where stages weren't asked for and aren't taken."""
         if self.counts is None and not self.cuts:
             return self.fits
-        request, of_all = self.request, [*map(SearchedStages.whole, self.whole), *self.cuts]
+        request, of_all = self.request, [*map(SearchedWhole.of, self.whole), *self.cuts]
         left_out, bounds_us = () if self.counts is None else self.left_out, tuple(self.bounds_us.values())
         found = frontier_of(request, self.parallelism, of_all, left_out, bounds_us)
         found = replace(found, is_interrupted=self.is_interrupted)
@@ -157,7 +157,7 @@ class CandidateSearch(SearchState):
         most_us = (1 - request.worth_stages) * alone_us
         fastest = found.fastest_within(request.limit_bytes)
         chosen = None if fastest is None else found.points_of[fastest]
-        if chosen is None or chosen.n_stages == 1 or chosen.time_us > most_us:
+        if chosen is None or chosen.time_us > most_us:  # as all without stages are
             return None
         why = (
             f"{chosen.n_stages} stages are predicted to take {time_text(chosen.time_us)} a step, the fastest plan without "
@@ -170,8 +170,6 @@ class CandidateSearch(SearchState):
         limit = self.request.limit_bytes
         found = self.fits if found.fastest_within(limit) is None and self.fits is not None else found
         assert limit is not None
-        if any(point.n_stages == 1 and point.peak_bytes <= limit for point in found.points_of):
-            return found
         return replace(found, why_stages=f"no plan without stages fits {memory_text(limit)}")
 
 

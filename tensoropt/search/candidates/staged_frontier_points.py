@@ -13,7 +13,7 @@ from ...common.garbage import older_objects_kept
 from ...ft.pareto import reduce_unsorted
 from ...plan.plan import Plan
 from ...plan.points import FrontierPoint, Passes
-from ...program.schedule import PLAIN, StepOrder, of_submeshes
+from ...program.schedule import StepOrder, of_submeshes
 from ..frontiers.details import details_of_stage
 from ..frontiers.find_frontier import ModelFrontier
 from ..stages.points import SearchedStages, StageCombinations
@@ -71,7 +71,7 @@ class PlanPoint:
     @property
     def peak(self) -> Mapping[str, Any] | None:
         """The instant of the peak as a JSON value; None of several stages, whose instants differ."""
-        return self.frontiers[0].peak_json(self.numbers[0]) if self.n_stages == 1 else None
+        return next((each.peak_json(self.numbers[0]) for each in self.searched.without_stages), None)
 
     @property
     def details(self) -> Sequence[Mapping[str, Any]]:
@@ -98,7 +98,7 @@ class PlanPoint:
     def costs(self) -> FrontierPoint:
         """The costs of a step: each but its time is that of the devices of which it is largest."""
         compute, network, overlap = (self._most(name) / 1e3 for name in ("compute_ns", "network_ns", "overlap_ns"))
-        exact = self.n_stages == 1 and bool(self.frontiers[0].found.exact_points[self.numbers[0]])
+        exact = any(each.found.exact_points[self.numbers[0]] for each in self.searched.without_stages)
         return FrontierPoint(self._most("mem_bytes"), self.time_us, compute, network, overlap, exact)
 
     def _most(self, name: str) -> int:
@@ -124,7 +124,7 @@ class PlanPoint:
         return Plan(
             stages=tuple(planned),
             mesh=mesh,
-            exact=self.n_stages == 1 and self.frontiers[0].found.exact,
+            exact=any(each.found.exact for each in self.searched.without_stages),
             schedule=self.order.schedule,
             interleaving=self.order.interleaving,
             micro_batches=self.micro_batches,
@@ -139,20 +139,7 @@ class PlanPoint:
 @older_objects_kept()
 def minimal_points(searched: Sequence[SearchedStages]) -> list[PlanPoint]:
     """Return the minimal of all points, by ascending peak."""
-    found: list[tuple[SearchedStages, StageCombinations]] = []
-    for each in searched:
-        if each.stages.n == 1:
-            found.append((each, _of_whole(each, np.arange(len(each.frontiers[0])))))
-        else:
-            found += [(each, combined) for combined in each.combinations]
-    return points_of(found)
-
-
-def _of_whole(searched: SearchedStages, numbers: np.ndarray) -> StageCombinations:
-    """Return some of the points of a model that isn't cut."""
-    (frontier,) = searched.frontiers
-    order = StepOrder(PLAIN, searched.micro_batches, (1,), (0,))
-    return StageCombinations(order, numbers[None], frontier.peaks_of(numbers)[None], frontier.costs.time_ns[numbers] / 1e3)
+    return points_of([(each, combined) for each in searched for combined in each.combinations])
 
 
 def points_of(found: Sequence[tuple[SearchedStages, StageCombinations]]) -> list[PlanPoint]:

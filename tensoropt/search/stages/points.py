@@ -81,22 +81,10 @@ class SearchedStages:
     transfers: Transfers
     bound_us: float
 
-    @classmethod
-    def whole(cls, frontier: ModelFrontier) -> SearchedStages:
-        """Return a model that isn't cut, with its frontier: one stage, which takes a step at once."""
-        model, proven = frontier.model, frontier.certified
-        least_ns = (proven.time_ns if proven.bound is None else proven.bound.time_ns).min()
-        return cls(
-            Stages(replace(model, graph=model.graph.full_batch), ()),
-            (Block(0, frontier.mesh.n_devices),),
-            (frontier,),
-            model.graph.n_micro_batches,
-            PLAIN,
-            (PassTimes(before=1.0),),
-            (PassTimes(),),
-            Transfers([], [0.0], [0.0]),
-            int(least_ns) / 1e3,
-        )
+    @property
+    def without_stages(self) -> tuple[ModelFrontier, ...]:
+        """The frontier of the model if it isn't cut, with all its points and what is proven of them."""
+        return ()
 
     @cached_property
     def combinations(self) -> tuple[StageCombinations, ...]:
@@ -156,8 +144,8 @@ class SearchedStages:
         return high
 
     def timeline(self, points: Sequence[int], order: StepOrder) -> dict[str, Any] | None:
-        """Return when each stage does what with a point of each; see :func:`.timeline.stage_timeline`. None of one."""
-        return None if self.stages.n == 1 else stage_timeline(self._times_of(points), self.transfers, order, self.blocks)
+        """Return when each stage does what with a point of each; see :func:`.timeline.stage_timeline`; None of one."""
+        return stage_timeline(self._times_of(points), self.transfers, order, self.blocks)
 
     def _times_of(self, points: Sequence[int]) -> list[PassTimes]:
         chosen = zip(self.frontiers, points, strict=True)
@@ -202,6 +190,41 @@ class SearchedStages:
     def stage_costs(self) -> tuple[StageCosts, ...]:
         """The costs of the points of each stage."""
         return tuple(map(StageCosts.of, self.frontiers))
+
+
+@dataclass(frozen=True, eq=False)
+class SearchedWhole(SearchedStages):
+    """A model that isn't cut, with its frontier: one stage, which takes a step at once."""
+
+    @classmethod
+    def of(cls, frontier: ModelFrontier) -> SearchedWhole:
+        model, proven = frontier.model, frontier.certified
+        least_ns = (proven.time_ns if proven.bound is None else proven.bound.time_ns).min()
+        return cls(
+            Stages(replace(model, graph=model.graph.full_batch), ()),
+            (Block(0, frontier.mesh.n_devices),),
+            (frontier,),
+            model.graph.n_micro_batches,
+            PLAIN,
+            (PassTimes(before=1.0),),
+            (PassTimes(),),
+            Transfers([], [0.0], [0.0]),
+            int(least_ns) / 1e3,
+        )
+
+    @property
+    def without_stages(self) -> tuple[ModelFrontier, ...]:
+        return self.frontiers
+
+    @cached_property
+    def combinations(self) -> tuple[StageCombinations, ...]:
+        """All points of the frontier."""
+        (frontier,), order = self.frontiers, StepOrder(PLAIN, self.micro_batches, (1,), (0,))
+        numbers, time_us = np.arange(len(frontier))[None], frontier.costs.time_ns / 1e3
+        return (StageCombinations(order, numbers, frontier.peaks[None], time_us),)
+
+    def timeline(self, points: Sequence[int], order: StepOrder) -> None:
+        return None
 
 
 class _SubmeshPoints(NamedTuple):
