@@ -18,7 +18,7 @@ from ..plan.scaling_curve import Curve, CurvePoint
 from ..profiling.available_memory import available_memory_bytes
 from ..rules.registry import are_own
 from .asked import WORTH_STAGES, Request, asks_for_stages, must_be_tried, parallelisms
-from .candidates.find_staged import find_with_stages
+from .candidates.find_staged import find_with_stages, search_with_stages
 from .candidates.joined_frontier import why_too_large
 from .candidates.search_candidates import CandidateSearch
 from .candidates.staged_frontier_points import PlanPoint
@@ -104,51 +104,45 @@ def _found(
     searched, started = list[CandidateSearch](), time.monotonic()
     why: InputError | None = None
     for parallelism in sorted(parallelisms):
-        if asks_for_stages(request, stages):
-            try:
-                frontier = find_with_stages(request, parallelism, stages, schedule)
-            except InputError as error:  # so few devices can't have these stages
-                why = error
-                continue
-            if frontier.fastest_within(request.limit_bytes) is not None:
-                return _fastest(frontier, option, request)
-            why = InputError(why_too_large(frontier, request.limit_bytes))
+        try:
+            search, why = search_with_stages(request, parallelism, stages, schedule), None
+        except InputError as error:  # so few devices can't have these stages, or what is forced
+            why = error
             continue
-        searched.append(CandidateSearch(request, parallelism).search_all())
-        in_stages, alone = searched[-1].frontier(), searched[-1].alone
-        number = None if in_stages is None else in_stages.fastest_within(request.limit_bytes)
-        if in_stages is not None and number is not None:
-            return in_stages.plan(number, option)
-        if alone is not None:
-            plan = unsplit_if_as_fast(_unrolled(*alone, option, request), request)
-            return dataclasses.replace(plan, hint=searched[-1].hint)
+        found = search.frontier()
+        number = None if found is None else found.fastest_within(request.limit_bytes)
+        if found is not None and number is not None:
+            return _fastest(found, number, option, request)
+        if search.alone is not None:
+            plan = unsplit_if_as_fast(_unrolled(*search.alone, option, request), request)
+            return dataclasses.replace(plan, hint=search.hint)
+        if found is not None and search.counts is not None:
+            why = InputError(why_too_large(found, request.limit_bytes))
+        searched.append(search)
     if why is not None:
         raise why
     least = min((each.least for each in searched if each.least), key=lambda each: each.points_of[0].peak_bytes, default=None)
     raise InputError(nothing_fits(request, [each for of in searched for each in of.whole], started, least))
 
 
-def _fastest(frontier: Frontier[PlanPoint], option: str, request: Request) -> Plan:
-    """Return the fastest plan of a frontier within the memory limit, or an unsplit one as :func:`.unsplit_if_as_fast`.
+def _fastest(frontier: Frontier[PlanPoint], number: int, option: str, request: Request) -> Plan:
+    """Return the plan of a frontier's fastest point, or an unsplit one as :func:`.unsplit_if_as_fast`.
 
     One without stages is taken where stages are predicted to save less than they must.
     """
-    number = frontier.fastest_within(request.limit_bytes)
-    assert number is not None
-    plan = unsplit_if_as_fast(frontier.plan(number, option), request)
-    if len(plan.stages) > 1 and must_be_tried(request):
-        return _without_stages(frontier, plan, request) or plan
-    return plan
+    plan = frontier.plan(number, option)
+    without = _without_stages(frontier, plan, request) if must_be_tried(request) else None
+    return unsplit_if_as_fast(without or plan, request)
 
 
 def _without_stages(frontier: Frontier[PlanPoint], plan: Plan, request: Request) -> Plan | None:
-    """Return the fastest plan without stages within the memory limit, if one with stages saves less than WORTH_STAGES."""
+    """Return the fastest plan without stages within the memory limit, if stages save something, but not WORTH_STAGES."""
     fastest = frontier.fastest_without_stages(request.limit_bytes)
     if fastest is None:
         return None
     own = dataclasses.replace(fastest[0], assumed=request.assumed).plan(fastest[1], plan.option)
     saved = 1 - plan.time_us / own.time_us
-    if saved >= WORTH_STAGES:
+    if not 0 < saved < WORTH_STAGES:
         return None
     why = (
         f"{len(plan.stages)} stages in {plan.micro_batches} micro-batches are predicted to save {math.floor(100 * saved)}% "
@@ -156,8 +150,7 @@ def _without_stages(frontier: Frontier[PlanPoint], plan: Plan, request: Request)
         "profile_budget to try both"
     )
     frontier = dataclasses.replace(frontier, left_out=(*frontier.left_out, why))
-    own = dataclasses.replace(own, frontier=frontier, frontier_text=frontier.table(), point=None)
-    return unsplit_if_as_fast(own, request)
+    return dataclasses.replace(own, frontier=frontier, frontier_text=frontier.table(), point=None)
 
 
 def profiling(

@@ -246,7 +246,7 @@ def test_on_measured_hardware_stages_must_be_predicted_to_save_more_than_predict
     def answer(saved: float, request: Request) -> Plan:
         """Return the answer if the fastest plan with stages saves a share of the fastest without."""
         fastest = replace(staged.points_of[-1], time_us=(1 - saved) * least_us)
-        return _fastest(replace(found, points_of=(fastest,)), "mini_time", request)
+        return _fastest(replace(found, points_of=(fastest,)), 0, "mini_time", request)
 
     assert isinstance(answer(WORTH_STAGES - 0.005, asked), Plan)
     asked = replace(asked, hardware=replace(asked.hardware, measured=Origin("2026-11-26", "2.21.0", 1)))

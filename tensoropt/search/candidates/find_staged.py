@@ -11,7 +11,7 @@ from ...ft import ALGORITHMS
 from ...plan.frontier_file import Frontier
 from ...program.interleaved import INTERLEAVED
 from ...program.schedule import check_schedule
-from ..asked import Request
+from ..asked import Request, asks_for_stages
 from ..problem.choices import ACCUMULATE, STAGES
 from ..stages.placement import fewest_stages
 from ..stages.points import SearchedStages
@@ -19,11 +19,20 @@ from .search_candidates import CandidateSearch
 from .staged_frontier_points import PlanPoint
 
 
-@older_objects_kept()
 def find_with_stages(
     request: Request, parallelism: int, counts: Sequence[int] | None, schedule: str | None = None
 ) -> Frontier[PlanPoint]:
-    """Return the minimal points of all plans with these numbers of stages, of which 1 stands for plans without.
+    """Return the minimal points of what :func:`search_with_stages` finds."""
+    found = search_with_stages(request, parallelism, counts, schedule).frontier()
+    assert found is not None
+    return found
+
+
+@older_objects_kept()
+def search_with_stages(
+    request: Request, parallelism: int, counts: Sequence[int] | None, schedule: str | None = None
+) -> CandidateSearch:
+    """Search plans with these numbers of stages, of which 1 stands for plans without; unasked whatever is best.
 
     None stands for as few as a placement takes. Of other numbers those are taken that go with it.
 
@@ -33,6 +42,8 @@ def find_with_stages(
     Raises:
         InputError: none of the numbers is possible, or the request has what can't be combined with stages.
     """
+    if not asks_for_stages(request, counts):
+        return CandidateSearch(request, parallelism).search_all()
     if schedule is not None:
         check_schedule(schedule)
     search = CandidateSearch(request, parallelism, counts, schedule)
@@ -48,9 +59,7 @@ def find_with_stages(
     search.left_out += _why_beaten(search)
     if search.cuts and request.micro_batches is None and all(each.micro_batches == 1 for each in search.cuts):
         search.left_out += _why_at_once(request, search.cuts)
-    found = search.frontier()
-    assert found is not None
-    return found
+    return search
 
 
 def _allowed(request: Request, counts: Sequence[int] | None, fewest: int) -> tuple[int, ...]:
