@@ -26,7 +26,7 @@ from ..report.page import report_name, write_report
 from ..report.plan_page import plan_report
 from ..report.plan_rows import SOURCES, PlanRows, device_bytes_of, passes_text
 from ..report.sentences import milliseconds
-from ..report.tables import stages_table
+from ..report.tables import by_stage, stages_table
 from ..report.timelines import checked_timeline
 from ..reschedule.mesh import Mesh, mesh_of
 from ..sharding.model import Model
@@ -189,14 +189,11 @@ class Plan:
 
     def table(self) -> str:
         """Return tables of text with one row per operator, after one of the stages where there are several."""
-        if len(self.stages) == 1:
-            return self.stages[0].table()
-        return "\n\n".join([self.stages_table(), *(f"stage {n}\n{stage.table()}" for n, stage in enumerate(self.stages))])
+        return "\n\n".join(by_stage(self.stages_table(), [stage.table() for stage in self.stages]))
 
     def stages_table(self) -> str:
-        """Return a table of the stages as text."""
-        table = stages_table(enumerate(self.to_json()["stages"]))
-        return "\n".join([table, *([self.why_stages] if self.why_stages else [])])
+        """Return a table of the stages as text; nothing of a stage alone."""
+        return "\n".join(filter(None, [stages_table(enumerate(self.to_json()["stages"])), self.why_stages]))
 
     def frontier_table(self) -> str:
         """Return the frontier that the plan was chosen from as a table, its point marked; equal on all ranks."""

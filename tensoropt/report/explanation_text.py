@@ -7,7 +7,7 @@ from typing import Any
 
 from ..common.memory_units import memory_text
 from .explanation import BASELINE_US, COLLECTIVES, COMPUTE, INTERLEAVED, NETWORK, OVERLAP
-from .tables import signed, stages_table, table, with_rest
+from .tables import by_stage, signed, stages_table, table, with_rest
 
 MOST_ROWS = 8
 _Rows = Sequence[dict[str, Any]]
@@ -17,9 +17,7 @@ def explanation_text(facts: dict[str, Any]) -> str:
     """Return the tables of an explanation: of each stage where its time and memory go, then neighbours and assumptions."""
     stages: _Rows = facts["stages"]
     around = _neighbours(facts) if facts["has_frontier"] else _rows_around(facts["frontier"])
-    of_stages = [_stage(stage) for stage in stages]
-    if len(stages) > 1:
-        of_stages = [stages_table(enumerate(stages)), *(f"stage {number}\n{text}" for number, text in enumerate(of_stages))]
+    of_stages = by_stage(stages_table(enumerate(stages)), [_stage(stage) for stage in stages])
     summary = "\n".join(filter(None, (facts["summary"], facts["too_large"])))
     return "\n\n".join([summary, *of_stages, around, _assumed(facts)])
 

@@ -20,7 +20,10 @@ def table(rows: Sequence[Sequence[Any]], headers: Sequence[str], n_left: int = 1
 
 
 def stages_table(named: Iterable[tuple[object, Row]]) -> str:
-    """Return a table with one row for each stage, given its name and its JSON value."""
+    """Return a table with one row for each stage, given its name and its JSON value; nothing of a stage alone."""
+    stages = list(named)
+    if len(stages) == 1:
+        return ""
     rows = [
         [
             name,
@@ -32,10 +35,15 @@ def stages_table(named: Iterable[tuple[object, Row]]) -> str:
             f"{stage['time_us']:,.1f}",
             f"{stage['idle_share']:.0%}",
         ]
-        for name, stage in named
+        for name, stage in stages
     ]
     headers = ("stage", "devices", "ends with", "in flight", "deferred", "memory per device", "time (us)", "waits")
     return table(rows, headers, 3)
+
+
+def by_stage(stages: str, texts: Sequence[str]) -> list[str]:
+    """Return the text of each stage, under its number and after the table of stages where there is one."""
+    return [stages, *(f"stage {number}\n{text}" for number, text in enumerate(texts))] if stages else list(texts)
 
 
 def with_rest(rows: Sequence[Row], most: int, keys: Sequence[str], others: str = "others") -> list[list[Any]]:

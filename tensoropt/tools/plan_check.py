@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 
 from ..common.formats import CHECK
-from ..costs.model_costs import costing_of
 from ..ir.graph import SOURCES, VARIABLE
 from ..lowering.resharding.reshard import Collective
 from ..plan.plan import Plan
@@ -32,13 +31,11 @@ from ..plan.stage_plan import StagePlan
 from ..profiling.hardware import Hardware
 from ..profiling.hardware_costs import CollectiveCosts
 from ..profiling.trace import StepTrace, traced_step
-from ..program.peak import peak_of
 from ..reschedule.layout import axes_text
 from ..reschedule.mesh import Mesh
 from ..runtime.collectives.timed import TimedCall
 from ..runtime.ranks import Processes
 from ..sharding.model import Model
-from ..sharding.resharding import PlainCosts
 from .instrumented_run import PlanTrial
 from .measured_timeline import measured_view
 from .timeline import RankTimeline, collective_events
@@ -180,14 +177,6 @@ class _Rank:
         return np.array(self.paths_s) - self.calls_s.sum(axis=1)
 
 
-def _peak_bytes(plan: Plan, model: Model, hardware: Hardware) -> int:
-    if len(plan.stages) > 1:
-        return plan.needed_bytes
-    (stage,), model = plan.stages, model.in_micro_batches(plan.micro_batches)
-    view, costing = model.view(stage.strategy), costing_of(model, hardware, plan.mesh)
-    return peak_of(view, costing, stage.path_finder(PlainCosts())).n_bytes
-
-
 @dataclass(frozen=True)
 class _Submesh:
     """The stages on some devices, and what was measured of these.
@@ -246,7 +235,7 @@ def _compared(plan: Plan, model: Model, ranks: Sequence[_Rank], hardware: Hardwa
         compute=Compared("compute", max(compute for compute, _ in predicted), compute_us),
         network=Compared("network", max(network for _, network in predicted), max(each.network_us for each in submeshes)),
         waiting_us=max(0.0, *(each.paths_us - each.network_us for each in submeshes)),
-        memory=Compared("memory", _peak_bytes(plan, model, hardware), max(memory, default=0)),
+        memory=Compared("memory", plan.needed_bytes, max(memory, default=0)),
         memory_bytes=memory,
         collectives=tuple(row for each in submeshes for row in _collectives(each, hardware)),
         operators=_operators(plan, model, _slowest([rank.operators_us for rank in ranks])),

@@ -68,7 +68,7 @@ def result_text(setup: SearchSetup, found: Plan | Curve) -> str:
     frontier = _frontier_of(found)
     notes = [note for note in (found.too_large(), found.hint) if note]
     seconds = ", ".join(f"{phase} {value:.2f}" for phase, value in _seconds_by_phase(setup, frontier).items())
-    return "\n".join(
+    text = "\n".join(
         [
             f"\n{frontier.table(found.point)}\n",
             f"search    {setup.algorithm}: {frontier.summary()}",
@@ -78,9 +78,9 @@ def result_text(setup: SearchSetup, found: Plan | Curve) -> str:
             f"plan      {found.summary()}",
             _peak_told(found, frontier),
             *(f"note      {note}" for note in notes),
-            *([f"\n{found.stages_table()}"] if len(found.stages) > 1 else []),
         ]
     )
+    return "\n\n".join(filter(None, [text, found.stages_table()]))
 
 
 def _peak_told(plan: Plan, frontier: PlanFrontier) -> str:
