@@ -355,6 +355,10 @@ class Plan:
         if self.interleaving and held != [(count, 0) for count in most_in_flight(n_stages, self.orders)]:
             raise ValueError("its stages don't have as many micro-batches in flight as it says")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how another process makes it of what its file has, without its frontier."""
+        return Plan.from_json, (self.to_json(),)
+
     def save(self, file: str | os.PathLike[str]) -> None:
         """Write the plan to a file; an existing file stays intact until the new one is complete."""
         write_json(file, self._with_peak().to_json(), "plan")

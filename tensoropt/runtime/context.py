@@ -68,23 +68,15 @@ class Context:
         So there is one plan, even if the order of sets or clocks would make the ranks' own results differ.
         """
         answer: Any = None
-        mine: Any = None
         if self.processes.rank == 0:
             try:
-                mine = compute()
-                answer = mine.to_json() if isinstance(mine, Plan) else mine
+                answer = compute()
             except TensorOptError as error:
                 answer = error
-        if self.processes.size == 1:
-            if isinstance(answer, TensorOptError):
-                raise answer
-            return mine
         answer = self.processes.broadcast(answer, "what rank 0 computes for all")
         if isinstance(answer, TensorOptError):
             raise answer
-        if mine is not None or not isinstance(answer, dict):
-            return mine if mine is not None else answer
-        return Plan.from_json(answer)
+        return answer
 
     def report(self, plan: Plan, display: Display) -> None:
         """Have rank 0 write the report of the plan that is run, if ``tensoropt run --report`` asks for one."""
