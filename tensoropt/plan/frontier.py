@@ -136,6 +136,14 @@ class PlanFrontier(ABC):
             InputError: the file can't be written.
         """
 
+    def with_details(self, model: str = "", chosen: int | None = None, **given: Any) -> PlanFrontier:
+        """Return the frontier with what its file and report show beside plans, as far as a search knows it.
+
+        Args:
+            model, chosen, given: see :func:`..search.frontiers.details.details_of`.
+        """
+        return self
+
     @cached_property
     def points(self) -> tuple[FrontierPoint, ...]:
         """All points, by ascending first objective."""

@@ -23,7 +23,7 @@ from tensoropt.report.plan_rows import SOURCES
 from tensoropt.report.reading import read_frontier, read_points
 from tensoropt.report.sentences import MOST_DIFFERENCES, time_text
 from tensoropt.search.frontiers.decisions import _slope
-from tensoropt.search.frontiers.details import MOST_POINTS, details_of, viewed_points
+from tensoropt.search.frontiers.details import MOST_POINTS, viewed_points
 from tensoropt.tools.cli.main import main
 
 
@@ -49,7 +49,7 @@ class Data(HTMLParser):
 @pytest.fixture(scope="module")
 def detailed(found, frontier_file) -> Path:
     file = frontier_file.with_name("detailed.json")
-    found.save(file, details=details_of(found, "model.py:two_layers", chosen=len(found) - 2))
+    found.with_details("model.py:two_layers", len(found) - 2).save(file)
     return file
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from ...ft import ALGORITHMS, BY_DEFAULT, Budget, Frontier, InfeasibleError, at_
 from ...ft.nonadditive.segment_memory import with_more
 from ...ft.problem import INFEASIBLE
 from ...plan.build import complete_configs, cost_entries, planned_operators
+from ...plan.frontier import PlanFrontier
 from ...plan.plan import Plan
 from ...plan.points import Passes
 from ...plan.stage_plan import StagePlan
@@ -97,20 +98,13 @@ class ModelFrontier(FoundPoints):
             overlap_time_us=int(costs.overlap_ns[point]) / 1e3,
         )
 
-    def save(
-        self,
-        file: str | os.PathLike[str],
-        progress: Progress | None = None,
-        chosen: int | None = None,
-        details: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Write all points with their plans to a file; see :class:`PlanFrontier`. Takes seconds for thousands of points.
+    def save(self, file: str | os.PathLike[str], progress: Progress | None = None, chosen: int | None = None) -> None:
+        """Write all points with their plans to a file; see :class:`PlanFrontier`. Takes seconds for thousands of points."""
+        compressed(self, progress, {} if chosen is None else {"chosen": chosen}).save(file)
 
-        Args:
-            details: what a report shows beside the plans, see :mod:`.details`.
-        """
-        details = details if chosen is None else {**(details or {}), "chosen": chosen}
-        compressed(self, progress, details).save(file)
+    def with_details(self, model: str = "", chosen: int | None = None, **given: Any) -> PlanFrontier:
+        """Return all points with their plans and details, as a file has them; see :class:`PlanFrontier`."""
+        return compressed(self, given.get("progress"), details_of(self, model, chosen, **given))
 
     @property
     def without_stages(self) -> tuple[ModelFrontier, ...]:
@@ -124,7 +118,7 @@ class ModelFrontier(FoundPoints):
 
     def report_value(self, title: str, chosen: int | None = None, model: str = "") -> dict[str, Any]:
         """Return the data of the frontier's report, with its details; see :class:`PlanFrontier`."""
-        return compressed(self, details=details_of(self, model, chosen)).report_value(title, chosen, model)
+        return self.with_details(model, chosen).report_value(title, chosen, model)
 
     def baseline(self, algorithm: str, progress: Progress | None = None) -> ModelFrontier:
         """Return the points that a baseline chooses; see :class:`FoundPoints`."""

@@ -141,22 +141,11 @@ def write_frontier(
     file = getattr(arguments, "frontier", None)
     if file is None and arguments.report is None:
         return
-    from ...search.frontiers.compress import compressed
-    from ...search.frontiers.details import details_of
-    from ...search.frontiers.find_frontier import ModelFrontier
-
-    if not isinstance(frontier, ModelFrontier):
-        with display.phase("writing of the frontier"):
-            if file is not None:
-                frontier.save(file, display.update, chosen)
-            if arguments.report is not None:
-                frontier.report(arguments.report, chosen)
-        return
     names = baselines_of(arguments) if known is None else tuple(known)
     with display.phase("writing of the frontier"):
-        details = details_of(frontier, os.path.basename(arguments.model), chosen, names, display.update, known)
-        saved = compressed(frontier, display.update, details)
+        given = {"baselines": names, "progress": display.update, "known": known}
+        saved = frontier.with_details(os.path.basename(arguments.model), chosen, **given)
         if file is not None:
-            saved.save(file)
+            saved.save(file, display.update, chosen)
         if arguments.report is not None:
             saved.report(arguments.report, chosen)

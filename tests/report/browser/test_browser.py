@@ -19,13 +19,12 @@ from tensoropt.report.page_data import report_data
 from tensoropt.report.reading import read_frontier
 from tensoropt.reschedule.layout import Layout
 from tensoropt.reschedule.mesh import Level, Mesh
-from tensoropt.search.frontiers.details import details_of
 
 
 @pytest.fixture(scope="module")
 def detailed(found, frontier_file) -> Path:
     file = frontier_file.with_name("browsed.json")
-    found.save(file, details=details_of(found, "two_layers", chosen=len(found) - 1, baselines=("data-parallel",)))
+    found.with_details("two_layers", len(found) - 1, baselines=("data-parallel",)).save(file)
     return file
 
 

@@ -15,8 +15,6 @@ import tensoropt
 from tensoropt.common.tensorflow_import import import_tensorflow
 from tensoropt.plan.scaling_curve import Curve, CurvePoint
 from tensoropt.report.checksum import signed
-from tensoropt.search.frontiers.compress import compressed
-from tensoropt.search.frontiers.details import details_of
 from tensoropt.tools.cli.main import main
 
 LEFT_OUT = ("tensorflow", "keras", "numba", "networkx", "scipy", "matplotlib")
@@ -127,7 +125,7 @@ def test_names_cannot_move_the_cursor(folder, tmp_path, capsys):
 
 def test_explain_of_a_frontier_is_that_of_its_point(found, folder, capsys):
     file = folder / "detailed.json"
-    compressed(found, details=details_of(found, "two layers", 2, baselines=())).save(file)
+    found.with_details("two layers", 2, baselines=()).save(file)
     for at in range(len(found)):
         plan = found.plan(at)
         told = json.loads(said(capsys, 0, "explain", file, "--point", at + 1, "--json"))
