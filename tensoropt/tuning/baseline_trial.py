@@ -63,7 +63,7 @@ class BaselineTrial:
         Args:
             on_first_rank: gives the result that rank 0 computes, or its error, to all ranks.
         """
-        names = [WITHOUT_STAGES] * (len(plan.stages) > 1) + [DATA_PARALLELISM]
+        names = _names(plan)
         kept = {name: on_first_rank(partial(self._kept, plan, name)) for name in names}
         known: dict[str, tuple[float, float]] = {name: seconds for name, seconds in kept.items() if seconds is not None}
         if len(known) == len(names) and all(plan_s <= baseline_s for plan_s, baseline_s in known.values()):
@@ -93,8 +93,7 @@ class BaselineTrial:
 
     def _key(self, plan: Plan, name: str) -> str:
         """Return what the store keeps a trial of a plan against one of its baselines by."""
-        first = WITHOUT_STAGES if len(plan.stages) > 1 else DATA_PARALLELISM
-        return f"{self.collectives} {runs_as(plan)}{'' if name == first else f' {name}'}"
+        return f"{self.collectives} {runs_as(plan)}{'' if name == _names(plan)[0] else f' {name}'}"
 
     def _kept(self, plan: Plan, name: str) -> tuple[float, float] | None:
         """Return the seconds of a step of a plan and of a baseline in an earlier trial."""
@@ -155,6 +154,11 @@ class BaselineTrial:
         if without is None or name == WITHOUT_STAGES:
             return without or (None, 0)
         return find_baseline(without[0], "data-parallel"), 0
+
+
+def _names(plan: Plan) -> list[str]:
+    """Return the names of a plan's baselines."""
+    return [WITHOUT_STAGES] * (len(plan.stages) > 1) + [DATA_PARALLELISM]
 
 
 def _with_trial(chosen: Plan, known: Mapping[str, tuple[float, float]], name: str) -> Plan:
