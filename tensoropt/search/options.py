@@ -18,7 +18,7 @@ from ..plan.scaling_curve import Curve, CurvePoint
 from ..profiling.available_memory import available_memory_bytes
 from ..rules.registry import are_own
 from .asked import WORTH_STAGES, Request, asks_for_stages, must_be_tried, parallelisms
-from .candidates.find_staged import find_with_stages, search_with_stages
+from .candidates.find_staged import search_with_stages
 from .candidates.joined_frontier import why_too_large
 from .candidates.search_candidates import CandidateSearch
 from .candidates.staged_frontier_points import PlanPoint
@@ -231,15 +231,14 @@ def _point_in_worker(
 
 
 def _curve_point(request: Request, parallelism: int, stages: Sequence[int] | None, schedule: str | None) -> CurvePoint:
-    if asks_for_stages(request, stages):
-        return curve_point(find_with_stages(request, parallelism, stages, schedule), request)
-    started, request = time.monotonic(), dataclasses.replace(request, wants_frontier=False)
-    search = CandidateSearch(request, parallelism).search_all()
+    started, is_asked = time.monotonic(), asks_for_stages(request, stages)
+    request = dataclasses.replace(request, wants_frontier=request.wants_frontier and is_asked)
+    search = search_with_stages(request, parallelism, stages, schedule)
     in_stages = search.frontier() or (search.least if search.alone is None else None)
     if search.alone is not None:
         return curve_point(in_stages or search.alone[0], request)
     found = None if in_stages is None else curve_point(in_stages, request)
-    if found is not None and found.fits:
+    if found is not None and (found.fits or is_asked):
         return found
     least = least_needed(request, search.whole, time_for_more(search.whole, started))
     alone = unreachable_point(request, parallelism, least.n_bytes, least.frontier.found.exact)

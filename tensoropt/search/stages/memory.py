@@ -19,7 +19,6 @@ from ...program.pass_memory import Messages, PassMemory, peak_together
 from ...program.schedule import StepOrder
 from ...program.stage_ends import StageEnds
 from ...rules.rule import Config, Interface
-from ...sharding.model import Model
 from ...sharding.stages import Crossing, StageModel
 from ..frontiers.find_frontier import ModelFrontier
 from .times import runs_in_order
@@ -60,8 +59,7 @@ class StageCosts:
             n = len(frontier)
             most = n if frontier.counts_quickly else min(n, MOST_REPLAYED)
             numbers = np.unique(np.linspace(0, n - 1, most).round().astype(int))
-        model = frontier.model
-        assert isinstance(model, StageModel)
+        model = _stage_of(frontier)
         crossings = [each for each in model.stages.crossings if model.graph.n_runs(each.tensor) > 1]
         received = [each for each in crossings if each.target == model.index]
         sent = [each for each in crossings if each.source == model.index and not each.is_ahead]
@@ -86,7 +84,7 @@ class StageCosts:
             divides: whether backward passes run first what is sent back.
         """
         if divides not in self._passes:
-            self._passes[divides] = self.frontier.pass_memory(self.numbers, ends_of(self.frontier.model, divides))
+            self._passes[divides] = self.frontier.pass_memory(self.numbers, ends_of(_stage_of(self.frontier), divides))
         return self._passes[divides]
 
     def messages(self, order: StepOrder) -> Messages:
@@ -109,7 +107,7 @@ def bytes_together(of_stages: Mapping[int, StageCosts], order: StepOrder, at: Ma
     found: list[np.ndarray] = []
     in_passes, ahead = {}, 0
     for stage, costs in of_stages.items():
-        model, which = costs.frontier.model, slice(None) if at is None else at[stage]
+        model, which = _stage_of(costs.frontier), slice(None) if at is None else at[stage]
         divides = is_divided(costs.frontier, stage, order)
         ahead += _ahead_bytes(model)
         if model.graph.micro_batching is None and not divides:
@@ -132,20 +130,23 @@ def is_divided(frontier: ModelFrontier, stage: int, order: StepOrder) -> bool:
 
     They do where ranks run in order or gradients of parameters are deferred, and in a stage in which branches begin.
     """
-    model = frontier.model
-    if not isinstance(model, StageModel):  # it isn't cut
-        return False
+    model = _stage_of(frontier)
     waits = any(each.target == stage and each.has_gradient for each in model.stages.crossings)
     divides = runs_in_order(frontier.hardware) or order.deferred[stage] > 0 or bool(model.stages.early[stage])
     return waits and divides
 
 
-def ends_of(model: Model, divides: bool) -> StageEnds:
+def ends_of(model: StageModel, divides: bool) -> StageEnds:
     """Return what a stage exchanges with others; see :class:`.StageEnds`."""
-    assert isinstance(model, StageModel)
     received = [each for each in model.stages.crossings if each.target == model.index]
     returned = frozenset(each.tensor for each in received if each.has_gradient)
     return StageEnds(frozenset(each.tensor for each in received), returned, divides)
+
+
+def _stage_of(frontier: ModelFrontier) -> StageModel:
+    """Return the stage that a frontier is of."""
+    assert isinstance(frontier.model, StageModel)
+    return frontier.model
 
 
 def _crossing_bytes(frontier: ModelFrontier, points: np.ndarray, crossings: Sequence[Crossing]) -> np.ndarray:
@@ -159,13 +160,11 @@ def _crossing_bytes(frontier: ModelFrontier, points: np.ndarray, crossings: Sequ
     return _summed(frontier, points, lambda op: any(tensor.name in times for tensor in op.outputs), of_results)
 
 
-def _ahead_bytes(model: Model) -> int:
+def _ahead_bytes(model: StageModel) -> int:
     """Return the bytes of all rows that a stage looks up for others.
 
     They are held twice, whole and cut into those of micro-batches, and so are their gradients later.
     """
-    if not isinstance(model, StageModel):  # it isn't cut
-        return 0
     ahead = {each.tensor for each in model.stages.crossings if each.is_ahead and each.source == model.index}
     return 2 * sum(model.stages.whole.graph.tensors[name].mem_bytes for name in ahead)
 

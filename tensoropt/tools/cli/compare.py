@@ -98,11 +98,9 @@ def _placed_plan(request: Request, count: int) -> Plan | None:
     Raises:
         InputError: there is no plan whose operators are where they are placed.
     """
-    from ...search.candidates.find_staged import find_with_stages
+    from ...search.options import mini_time
 
-    placed = replace(request, limit_bytes=None, space=None, placed=request.model.placed)
-    frontier = find_with_stages(placed, count, None)
-    plan = frontier.plan(frontier.fastest_within(None), "mini_time")
+    plan = mini_time(replace(request, limit_bytes=None, space=None, placed=request.model.placed), count)
     return plan if len(plan.stages) > 1 else None
 
 
