@@ -193,7 +193,7 @@ class Plan:
 
     def stages_table(self) -> str:
         """Return a table of the stages as text; nothing of a stage alone."""
-        return "\n".join(filter(None, [stages_table(enumerate(self.to_json()["stages"])), self.why_stages]))
+        return "\n".join(filter(None, [stages_table({"": self.to_json()["stages"]}), self.why_stages]))
 
     def frontier_table(self) -> str:
         """Return the frontier that the plan was chosen from as a table, its point marked; equal on all ranks."""

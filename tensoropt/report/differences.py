@@ -140,17 +140,10 @@ def _totals_text(facts: dict[str, Any]) -> str:
     return table(rows, ("per device and step", "before", "after", "change"))
 
 
-def _stages_table(facts: dict[str, Any]) -> str:
-    """Return a table of the stages of the two plans."""
-    both = zip(("before", "after"), facts["stages"], strict=True)
-    named = [(f"{which} {number}", stage) for which, stages in both for number, stage in enumerate(stages)]
-    schedule = " > ".join(dict.fromkeys(each["name"] for each in facts["schedule"]))
-    return f"{stages_table(named)}\nby {schedule}"
-
-
 def _plans_text(facts: dict[str, Any]) -> list[str]:
-    is_cut = any(len(stages) > 1 for stages in facts["stages"])
-    parts = [_totals_text(facts), *([_stages_table(facts)] if is_cut else [])]
+    stages = stages_table(dict(zip(("before", "after"), facts["stages"], strict=True)))
+    schedule = " > ".join(dict.fromkeys(each["name"] for each in facts["schedule"]))
+    parts = [_totals_text(facts), *([f"{stages}\nby {schedule}"] if stages else [])]
     if facts["mesh"][0] != facts["mesh"][1]:
         parts.append(f"the mesh was {facts['mesh'][0]} and is {facts['mesh'][1]}")
     for key, where in (("only_before", "before"), ("only_after", "after")):

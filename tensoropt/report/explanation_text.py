@@ -17,7 +17,7 @@ def explanation_text(facts: dict[str, Any]) -> str:
     """Return the tables of an explanation: of each stage where its time and memory go, then neighbours and assumptions."""
     stages: _Rows = facts["stages"]
     around = _neighbours(facts) if facts["has_frontier"] else _rows_around(facts["frontier"])
-    of_stages = by_stage(stages_table(enumerate(stages)), [_stage(stage) for stage in stages])
+    of_stages = by_stage(stages_table({"": stages}), [_stage(stage) for stage in stages])
     summary = "\n".join(filter(None, (facts["summary"], facts["too_large"])))
     return "\n\n".join([summary, *of_stages, around, _assumed(facts)])
 

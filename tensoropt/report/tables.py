@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tabulate import tabulate
@@ -19,14 +19,13 @@ def table(rows: Sequence[Sequence[Any]], headers: Sequence[str], n_left: int = 1
     return text
 
 
-def stages_table(named: Iterable[tuple[object, Row]]) -> str:
-    """Return a table with one row for each stage, given its name and its JSON value; nothing of a stage alone."""
-    stages = list(named)
-    if len(stages) == 1:
+def stages_table(plans: Mapping[str, Sequence[Row]]) -> str:
+    """Return a table with a row for each stage of plans, given their names and stages as JSON; nothing where none is cut."""
+    if all(len(stages) == 1 for stages in plans.values()):
         return ""
     rows = [
         [
-            name,
+            f"{plan} {number}".strip(),
             listed(stage["devices"]),
             stage["last_operator"] or "(the end)",
             stage["in_flight"],
@@ -35,7 +34,8 @@ def stages_table(named: Iterable[tuple[object, Row]]) -> str:
             f"{stage['time_us']:,.1f}",
             f"{stage['idle_share']:.0%}",
         ]
-        for name, stage in stages
+        for plan, stages in plans.items()
+        for number, stage in enumerate(stages)
     ]
     headers = ("stage", "devices", "ends with", "in flight", "deferred", "memory per device", "time (us)", "waits")
     return table(rows, headers, 3)

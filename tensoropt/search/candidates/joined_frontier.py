@@ -79,19 +79,8 @@ def why_too_large(frontier: Frontier[PlanPoint], limit_bytes: int | None) -> str
     least = frontier.points_of[0]
     if limit_bytes is None or least.peak_bytes <= limit_bytes:
         return None
-    text = f"no plan fits {limit_bytes:,} bytes ({memory_text(limit_bytes)}) per device: "
-    if least.n_stages > 1:
-        stages = least.searched.stages
-        number = least.stage_bytes.index(least.peak_bytes)
-        n = least.micro_batches
-        passes = ", which take the batch at once," if n == 1 else f" and {n} micro-batches"
-        text += (
-            f"in {stages.n} stages{passes} stage {number} alone, {stages.between(number)}, "
-            f"needs {least.peak_bytes:,} bytes ({memory_text(least.peak_bytes)})"
-        )
-        can_divide = most_micro_batches(stages.whole, 2 * n, above=n) > n
-    else:
-        text += f"the least that was found is {least.peak_bytes:,} bytes ({memory_text(least.peak_bytes)}), without stages"
-        can_divide = True
+    n, need = least.micro_batches, least.searched.need_text(least.stage_bytes)
+    text = f"no plan fits {limit_bytes:,} bytes ({memory_text(limit_bytes)}) per device: {need}"
+    can_divide = most_micro_batches(least.searched.stages.whole, 2 * n, above=n) > n
     ways = ["more stages"] * (least.n_stages < frontier.mesh.n_devices) + ["more micro-batches"] * can_divide
     return f"{text}; ask for {', '.join([*ways, 'more devices'])}, or memory={least.peak_bytes} or more"

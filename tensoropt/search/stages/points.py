@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...common.memory_units import memory_text
 from ...ft.pareto import product, reduce_unsorted
 from ...program.schedule import PLAIN, StepOrder, Times, tried_orders
 from ...sharding.stages import Stages
@@ -85,6 +86,16 @@ class SearchedStages:
     def without_stages(self) -> tuple[ModelFrontier, ...]:
         """The frontier of the model if it isn't cut, with all its points and what is proven of them."""
         return ()
+
+    def need_text(self, stage_bytes: Sequence[int]) -> str:
+        """Return in words which stage needs the most, of what each needs, and where it is."""
+        n_bytes, n = max(stage_bytes), self.micro_batches
+        stage = stage_bytes.index(n_bytes)
+        passes = ", which take the batch at once," if n == 1 else f" and {n} micro-batches"
+        return (
+            f"in {self.stages.n} stages{passes} stage {stage} alone, {self.stages.between(stage)}, "
+            f"needs {n_bytes:,} bytes ({memory_text(n_bytes)})"
+        )
 
     @cached_property
     def combinations(self) -> tuple[StageCombinations, ...]:
@@ -215,6 +226,9 @@ class SearchedWhole(SearchedStages):
     @property
     def without_stages(self) -> tuple[ModelFrontier, ...]:
         return self.frontiers
+
+    def need_text(self, stage_bytes: Sequence[int]) -> str:
+        return f"the least that was found is {stage_bytes[0]:,} bytes ({memory_text(stage_bytes[0])}), without stages"
 
     @cached_property
     def combinations(self) -> tuple[StageCombinations, ...]:
