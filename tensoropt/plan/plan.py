@@ -256,16 +256,14 @@ class Plan:
         n_operators = sum(1 for op in self.operators if op.type not in SOURCES)
         network = f", {milliseconds(self.network_time_us)} ms network" if self.parallelism > 1 else ""
         hidden = f" of which {milliseconds(self.overlap_time_us)} ms overlap" if self.overlap_time_us else ""
+        waits = max(stage.idle_share for stage in self.stages)
+        hidden += f", a stage waits for others {waits:.0%} of the step at most" if waits else ""
         split = f"{self.n_split_operators} of {n_operators} operators split"
-        if self.parallelism > 1 and not self.n_split_operators:
+        if self.parallelism > 1 and not self.n_split_operators and not waits:
             split = f"none of {n_operators} operators split, as one device is predicted to be as fast"
-        of = counted(self.parallelism, "device")
-        slices = f", {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
-        if len(self.stages) > 1:
-            of = f"{len(self.stages)} stages on {'+'.join(str(len(submesh)) for submesh in self.submeshes)} devices"
-            slices = f", {passes_text(self.micro_batches, self.schedule)}"
-            split = f"{self.n_split_operators} of {n_operators} operators split"
-            hidden += f", a stage waits for others {max(stage.idle_share for stage in self.stages):.0%} of the step at most"
+        devices = f"{'+'.join(str(len(submesh)) for submesh in self.submeshes)} device{'s' * (self.parallelism > 1)}"
+        of, passes = passes_text(len(self.stages), devices, self.micro_batches, self.schedule)
+        slices = f", {passes}" if passes else ""
         why = f"; {self.why_stages}" if self.why_stages else ""
         hint = f"\nnote: {self.hint}" if self.hint else ""
         return (

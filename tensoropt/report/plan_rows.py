@@ -241,11 +241,9 @@ class PlanRows:
     @property
     def summary(self) -> str:
         """One line on what the plan is and what it costs."""
-        value, n_stages, schedule = self.value, len(self.stages), self.value["schedule"]["name"]
-        of = f"{counted(self.mesh.n_devices, 'device')} {self.mesh}"
-        slices = f"{self.micro_batches} micro-batches, " if self.micro_batches > 1 else ""
-        if n_stages > 1:
-            of, slices = f"{n_stages} stages on {of}", f"{passes_text(self.micro_batches, schedule)}, "
+        value, on = self.value, f"{counted(self.mesh.n_devices, 'device')} {self.mesh}"
+        of, passes = passes_text(len(self.stages), on, self.micro_batches, value["schedule"]["name"])
+        slices = f"{passes}, " if passes else ""
         hidden = f", {value['overlap_time_us']:,.0f} us network beside it" if value["overlap_time_us"] else ""
         why = f"; {value['why_stages']}" if value.get("why_stages") else ""
         return (
@@ -283,9 +281,12 @@ class PlanRows:
             checked_timeline(self.value["timeline"])
 
 
-def passes_text(n_micro_batches: int, schedule: str) -> str:
-    """Return in words in how many passes stages take a batch."""
-    return "the batch at once" if n_micro_batches == 1 else f"{n_micro_batches} micro-batches by {schedule}"
+def passes_text(n_stages: int, devices: str, n_micro_batches: int, schedule: str) -> tuple[str, str]:
+    """Return in words in how many stages a model is on devices, and in how many passes it takes a batch; "" at once."""
+    slices = f"{n_micro_batches} micro-batches" if n_micro_batches > 1 else ""
+    if n_stages == 1:
+        return devices, slices
+    return f"{n_stages} stages on {devices}", f"{slices} by {schedule}" if slices else "the batch at once"
 
 
 def layers_of(operators: Iterable[tuple[str, str]], reshardings: Iterable[Row] = ()) -> dict[str, str]:
