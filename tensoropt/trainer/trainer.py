@@ -372,10 +372,13 @@ class Trainer(Planned, LiveModel):
 
     def reset_metrics(self) -> None:
         """Reset the metrics' variables to their initial values, on the ranks too."""
+        self._progress.results = None
+        if not self.is_live:  # the metrics may be on the ranks of a trainer before this one
+            super().reset_metrics()
+            return
         with own_values():
             super().reset_metrics()
-            values = [(inner(each), inner(each).numpy()) for each in (self._counted if self.is_live else ())]
-        self._progress.results = None
+            values = [(inner(each), inner(each).numpy()) for each in self._counted]
         for variable, value in values:
             key = self.ranks.key_of(variable)
             if key is not None:

@@ -96,7 +96,7 @@ def values_at_any_time(folder: Path) -> Iterator[Any]:
     model.set_weights(weights)
     yield model.evaluate(X, Y, verbose=0), model(X)
     model.layers[0].kernel.assign(model.layers[0].kernel * 0.5)
-    yield model.train_on_batch(X[:BATCH], Y[:BATCH]), model.train_on_batch(X[:7], Y[:7]), model.get_weights()
+    yield [model.train_on_batch(X[:n], Y[:n]) for n in (BATCH, 7, 60)], model.get_weights()
     model.save_weights(folder / "all.weights.h5")
     model.fit(X, Y, batch_size=BATCH, verbose=0)
     model.load_weights(folder / "all.weights.h5")
