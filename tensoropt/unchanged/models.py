@@ -4,6 +4,7 @@
 |---|---|
 | ``fit``, ``train_on_batch`` of a compiled model | a trainer is captured for the first batch, and trains |
 | the same again | the same trainer, unless the model was compiled again or a step has another number of samples |
+| the same of a model of which nothing is trainable | Keras, on each rank |
 | ``evaluate``, ``predict``, ``test_on_batch``, ``predict_on_batch`` | the trainer; Keras on each rank before there is one |
 | ``save``, ``save_weights``, ``export`` | rank 0 writes, and the other ranks join in gathering the values |
 | ``load_weights`` | rank 0 reads for all, the state of the optimizer too; before there is a trainer, each rank reads |
@@ -35,7 +36,7 @@ from ..runtime.notes import SEED
 from ..runtime.ranks import current_processes
 from ..trainer.batch import Batch
 from ..trainer.callbacks import DECISIONS
-from ..trainer.capture.objective import KerasObjective
+from ..trainer.capture.objective import KerasObjective, has_own_step
 from ..trainer.capture.programs import TRAIN
 from ..trainer.parallelize import TrainingOptions, parallelized
 from ..trainer.trainer import Trainer
@@ -49,6 +50,7 @@ TRAINING = ("fit", "train_on_batch")
 OTHERS = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
 WRITING = ("save", "save_weights", "export")
 READING = "load_weights"
+_FROZEN = "_tensoropt_frozen"
 
 _is_in_file: ContextVar[bool] = ContextVar("tensoropt_is_in_file", default=False)
 _updated: WeakKeyDictionary[Any, frozenset[int]] = WeakKeyDictionary()
@@ -156,6 +158,10 @@ def _handing(original: Callable[..., Any], options: TrainingOptions) -> Callable
         if isinstance(self, KerasObjective) or not self.compiled or _is_by_xla(self):
             return original(self, *arguments, **named)
         trainer = trainer_of(self)
+        if name in TRAINING and trainer is None and _is_frozen(self):
+            result = original(self, *arguments, **named)
+            vars(self)[_FROZEN] = self.train_function
+            return result
         if name in TRAINING:
             trainer = _fitting(self, trainer, original, arguments, named, options)
         if trainer is None or (trainer.deferred is not None and name not in TRAINING):
@@ -178,6 +184,17 @@ def _is_by_xla(model: keras.Model) -> bool:
     what = "Keras trains the model itself" if is_alone else "steps on ranks run without XLA"
     say_once(f"the script compiles a model with jit_compile=True: {what}")
     return is_alone
+
+
+def _is_frozen(model: keras.Model) -> bool:
+    """Return whether no variable is trainable, so that Keras updates the metrics and moving averages on each rank.
+
+    Keras goes on with the function that it has traced then until the model is compiled again.
+    """
+    traced = vars(model).get(_FROZEN)
+    if traced is not None and traced is model.train_function:
+        return True
+    return model.built and not model.trainable_variables and not has_own_step(model)
 
 
 def _fitting(

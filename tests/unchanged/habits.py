@@ -127,11 +127,10 @@ def all_kinds_of_data(folder: Path) -> Iterator[Any]:
 def models_that_take_turns(folder: Path) -> Iterator[Any]:
     """Train a GAN by single batches."""
     generator = keras.Sequential([keras.Input((8,)), layers.Dense(32, "relu"), layers.Dense(16)])
-    critic = keras.Sequential([keras.Input((16,)), layers.Dense(32, "relu"), layers.Dense(1, "sigmoid")])
+    hidden = layers.Dense(32, "relu"), layers.BatchNormalization()
+    critic = keras.Sequential([keras.Input((16,)), *hidden, layers.Dense(1, "sigmoid")])
     critic.compile("adam", "binary_crossentropy")
-    critic.trainable = False
-    noise = keras.Input((8,))
-    both = keras.Model(noise, critic(generator(noise)))
+    both = keras.Sequential([keras.Input((8,)), generator, critic])
     both.compile("adam", "binary_crossentropy")
     for _ in range(4):
         rows = np.random.randint(0, 60, BATCH)
@@ -141,7 +140,10 @@ def models_that_take_turns(folder: Path) -> Iterator[Any]:
         yield critic.train_on_batch(np.concatenate([X[rows], made]), labels)
         critic.trainable = False
         yield both.train_on_batch(np.random.normal(size=(BATCH, 8)), np.ones(BATCH))
-    yield generator.get_weights(), critic.get_weights()
+    critic.compile("adam", "binary_crossentropy")  # of what isn't trainable, nor is once Keras has traced that
+    yield critic.train_on_batch(X[:BATCH], np.ones(BATCH)), both.train_on_batch(X[:BATCH, :8], np.ones(BATCH))
+    critic.trainable = True
+    yield critic.train_on_batch(X[:BATCH], np.ones(BATCH)), generator.get_weights(), critic.get_weights()
 
 
 @habit
@@ -314,8 +316,6 @@ def one_optimizer_for_two_phases(folder: Path) -> Iterator[Any]:
 
 def plain(value: Any) -> Any:
     """Return a value for JSON."""
-    if value is None:
-        return None
     if isinstance(value, dict):
         return {name: plain(each) for name, each in value.items()}
     return [plain(each) for each in value] if isinstance(value, (list, tuple)) else np.asarray(value).tolist()
