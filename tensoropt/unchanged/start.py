@@ -34,7 +34,7 @@ def start(options: Mapping[str, Any]) -> Processes:
         _started.update(options)
         return processes
     _started = dict(options)
-    _check_backend(os.environ.get("KERAS_BACKEND", TENSORFLOW))
+    _check_backend()
     if os.environ.pop("TF_CONFIG", None):
         say_once("TF_CONFIG is left aside: ranks know each other by MPI")
     seed = share_seed(processes)
@@ -54,6 +54,7 @@ def has_trained() -> bool:
 
 @contextmanager
 def _beginning(seed: int) -> Iterator[None]:
+    _check_backend()  # ahead of an import of what may not be installed
     yield
     _begin(seed)
 
@@ -62,7 +63,7 @@ def _begin(seed: int) -> None:
     """Hand models over, once Keras is imported, and TensorFlow by it."""
     import keras
 
-    _check_backend(keras.backend.backend())
+    _check_backend(keras.backend.backend())  # which a file of Keras's settings may name, too
     from ..trainer.seeding import seed_tensorflow
     from .models import hand_over
     from .strategies import answer_strategies
@@ -73,7 +74,8 @@ def _begin(seed: int) -> None:
     hand_over(_started)
 
 
-def _check_backend(backend: str) -> None:
+def _check_backend(known: str | None = None) -> None:
+    backend = known or os.environ.get("KERAS_BACKEND", TENSORFLOW)
     if backend != TENSORFLOW:
         raise InputError(
             f"Keras's backend is {backend!r}, by KERAS_BACKEND or by the script; models are trained on several ranks as "

@@ -180,9 +180,9 @@ def test_streams_are_shared(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "[rank 1] a\n[rank 1] b\n"
 
 
-def started(folder: Path, source: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def started(folder: Path, source: str, *arguments: str, backend: str = "jax") -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(source)
-    return run_command([*TENSOROPT, "run", *arguments], timeout=100, cwd=folder, env={"KERAS_BACKEND": "jax"})
+    return run_command([*TENSOROPT, "run", *arguments], timeout=100, cwd=folder, env={"KERAS_BACKEND": backend})
 
 
 @pytest.mark.parametrize(
@@ -190,11 +190,11 @@ def started(folder: Path, source: str, *arguments: str) -> subprocess.CompletedP
     [
         ("def f(:", 1, "SyntaxError"),
         ("import horovod.tensorflow", 2, "'train.py' imports horovod, which starts ranks of its own"),
-        ("print('here')", 2, "Keras's backend is 'jax'"),
+        ("import os; os.environ['KERAS_BACKEND'] = 'torch'; import keras", 2, "Keras's backend is 'torch'"),
     ],
 )
-def test_what_is_refused_before_the_script_runs(source: str, code: int, said: str, tmp_path: Path) -> None:
-    done = started(tmp_path, source, "-n", "2", "train.py")
+def test_what_is_refused_before_the_script_trains(source: str, code: int, said: str, tmp_path: Path) -> None:
+    done = started(tmp_path, source, "-n", "2", "train.py", backend="tensorflow")
     assert (done.returncode, done.stdout) == (code, ""), done.stderr
     assert done.stderr.count(said) == 1
 
