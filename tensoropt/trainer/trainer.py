@@ -30,7 +30,7 @@ from .capture.signature import Signature, is_none
 from .data.batch_checks import check_labels, check_size
 from .data.batch_shares import Sharing
 from .data.fit_progress import FitProgress, Logs, PositionRecorder, as_python, skip_steps
-from .data.handing_out import is_determined
+from .data.handing_out import is_determined, is_pipeline
 from .data.keeping import taken_out
 from .deferred import Deferred
 from .live_model import LiveModel
@@ -361,6 +361,7 @@ class Trainer(Planned, LiveModel):
         first = next((leaf for leaf in tf.nest.flatten(shares.data.element_spec) if not is_none(leaf)), None)
         self._progress.is_open = first is None or not first.shape.rank or first.shape[0] is None
         shares.one_reads = not is_determined(iterator.data_adapter)
+        shares.is_tuned = is_pipeline(iterator.data_adapter)
         shares.shows_size = not self.batch_size
         opens, self._progress.opens = self._progress.opens, None
         if opens is not None:

@@ -80,7 +80,7 @@ def arrays():
 @pytest.mark.parametrize(
     "data",
     [
-        lambda: arrays(),
+        arrays,
         pytest.param(lambda: {**arrays(), "validation_split": 0.4}, marks=pytest.mark.large),
         pytest.param(lambda: {**arrays(), "sample_weight": images()[1] + 0.5}, marks=pytest.mark.large),
         lambda: {"x": Pairs(), "shuffle": False, "class_weight": {label: label + 1.0 for label in range(CLASSES)}},
@@ -93,6 +93,8 @@ def test_all_that_keras_takes(fresh, data):
     expected = fresh_plain()
     assert_same_history(fresh.fit(epochs=2, verbose=0, **data()), expected.fit(epochs=2, verbose=0, **data()))
     assert_same_weights(fresh.get_weights(), expected.get_weights())
+    tuned = {pipeline.options().autotune.enabled for pipeline in fresh._progress.shares._pipelines.values()}
+    assert tuned == {None if isinstance(data()["x"], tf.data.Dataset) else False}
 
 
 def test_inputs_by_name_and_several_results():
@@ -137,11 +139,8 @@ def test_the_users_model_has_the_trained_values_and_stays_uncompiled(fresh):
 
 def test_steps_give_keras_loops_numbers_and_metrics_may_have_many(fresh):
     seen = []
-    fresh.fit(
-        batches(16),
-        verbose=0,
-        callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append((batch, logs)))],
-    )
+    seeing = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append((batch, logs)))
+    fresh.fit(batches(16), verbose=0, callbacks=[seeing])
     assert [batch for batch, _ in seen] == [0, 1]
     assert all(isinstance(value, float) and math.isfinite(value) for _, logs in seen for value in logs.values())
     assert fresh.train_on_batch(*images(BATCH), return_dict=True).keys() == {"accuracy", "loss"}

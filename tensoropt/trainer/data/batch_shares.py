@@ -89,6 +89,7 @@ class BatchShares:
         data: the dataset, of global batches.
         one_reads: whether rank 0 reads for all ranks.
         shows_size: whether its first batch decides for how many samples the model is captured.
+        is_tuned: whether TensorFlow tunes its reading, by a thread that an iterator's end waits for, .1 to .6 s long.
         opened: how often the dataset was opened; the order of a dataset that is shuffled at each opening depends on it.
         taken: the number of batches taken since the last opening.
         before_opening: acts before this rank opens the dataset, given how often it is then opened.
@@ -98,7 +99,7 @@ class BatchShares:
         self.data, self._ranks, self._expected, self._begin = data, ranks, expected, 0
         self._begun: Iterator[Any] | None = None
         self._pipelines: dict[int, tf.data.Dataset] = {}
-        self.one_reads, self.shows_size, self.opened, self.taken = False, False, 0, 0
+        self.one_reads, self.shows_size, self.is_tuned, self.opened, self.taken = False, False, True, 0, 0
         self.before_opening: Callable[[int], None] = lambda number: None
 
     def go_on(self, opened: int, taken: int) -> None:
@@ -136,7 +137,7 @@ class BatchShares:
             spec = None
             self.before_opening(self.opened + 1)
             if not self.one_reads or self._ranks.rank == 0:
-                elements = iter(_in_order(self.data.skip(self._begin).prefetch(tf.data.AUTOTUNE)))
+                elements = iter(self._in_order(self.data.skip(self._begin)))
                 first = next(elements, None)
                 if first is not None:
                     spec = _each(tf.TensorSpec.from_tensor, first if isinstance(first, tuple) else (first,))
@@ -221,7 +222,15 @@ class BatchShares:
     def _pipeline(self, data: tf.data.Dataset, n_shares: int) -> tf.data.Dataset:
         """Return a dataset that gives what :meth:`_cut` makes of each element."""
         shares = data.enumerate().map(self._cut(n_shares), num_parallel_calls=tf.data.AUTOTUNE)
-        return _in_order(shares.prefetch(tf.data.AUTOTUNE))
+        return self._in_order(shares)
+
+    def _in_order(self, data: tf.data.Dataset) -> tf.data.Dataset:
+        """Return the dataset read ahead, with its elements in their order."""
+        options = tf.data.Options()
+        options.deterministic = True
+        if not self.is_tuned:
+            options.autotune.enabled = False
+        return data.prefetch(tf.data.AUTOTUNE if self.is_tuned else 2).with_options(options)
 
     def _cut(self, n_shares: int) -> Callable[[Any, Structure], tuple[tf.Tensor, ...]]:
         """Return a function of an element's number and the element.
@@ -249,12 +258,6 @@ class BatchShares:
         for digest, n_samples, *leaves in elements:
             n = int(n_samples)
             yield digest.numpy(), self.parts.packed(leaves, n, is_share=n_shares > 1 and n >= self._ranks.least_shared)
-
-
-def _in_order(data: tf.data.Dataset) -> tf.data.Dataset:
-    options = tf.data.Options()
-    options.deterministic = True
-    return data.with_options(options)
 
 
 def _shapes(leaves: Sequence[tf.Tensor], parts: _ElementParts) -> tf.Tensor:

@@ -116,4 +116,9 @@ def is_determined(source: Any) -> bool:
     """
     if isinstance(source, array_data_adapter.ArrayDataAdapter):
         return not source._shuffle
+    return is_pipeline(source)
+
+
+def is_pipeline(source: Any) -> bool:
+    """Return whether a Keras data adapter's data is a ``tf.data`` pipeline of the user's."""
     return isinstance(source, tf_dataset_adapter.TFDatasetAdapter)
