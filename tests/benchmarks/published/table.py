@@ -2,7 +2,7 @@
 
 The figures and their sources are in ``figures.json``; each of a table that is more than 30 % off has its reason there. What
 is named is computed and kept in ``ours.json``, so it can be computed in pieces; the table is of all that is kept.
-Language models are in bfloat16 with float32 variables and dropout, split by Megatron-LM's degrees.
+GPTs are in bfloat16 with float32 variables, split by Megatron-LM's degrees; language models have dropout.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ LENGTH, WORDS = 2048, 51200
 
 
 @cache
-def resnet50(batch: int) -> Model:
+def resnet50(batch: int, policy: str) -> Model:
     import keras
 
     def made() -> keras.Model:
+        keras.config.set_dtype_policy(policy)
         model = keras.applications.ResNet50(weights=None)
         model.compile(keras.optimizers.SGD(momentum=0.9), "sparse_categorical_crossentropy")
         return model
@@ -57,22 +58,26 @@ def halved(variable: Callable[..., tf.Variable], *arguments: object) -> tf.Tenso
     return tf.cast(variable(*arguments), tf.bfloat16)
 
 
-def gpt(batch: int, n_layers: int, width: int, heads: int) -> Model:
+def language_model(made: Callable[[], tf.Tensor], is_halved: bool, optimizer: str) -> Model:
+    """Record a model of the zoo with the dropout that published runs have, in bfloat16 with float32 variables if asked."""
     dense, softmax = layers.dense, tf.nn.softmax
 
     def dropped(x: tf.Tensor, units: int, name: str) -> tf.Tensor:
         return tf.nn.dropout(dense(x, units, name), 0.1) if name in ("output", "down") else dense(x, units, name)
 
-    def made() -> tf.Tensor:
-        with ExitStack() as stack:
-            for module, name in ((layers, "weights"), (layers, "zeros"), (layers, "ones"), (language, "weights")):
-                stack.enter_context(mock.patch.object(module, name, partial(halved, getattr(module, name))))
-            stack.enter_context(mock.patch.object(language, "dense", dropped))
-            stack.enter_context(mock.patch.object(tf.nn, "softmax", lambda x: tf.nn.dropout(softmax(x), 0.1)))
-            loss = zoo.gpt3(batch=batch, length=LENGTH, layers=n_layers, width=width, heads=heads, vocabulary=WORDS)
-        return tf.cast(loss, tf.float32)
+    changes = [(language, "dense", dropped), (tf.nn, "softmax", lambda x: tf.nn.dropout(softmax(x), 0.1))]
+    if is_halved:
+        changes += [(layers, name, partial(halved, getattr(layers, name))) for name in ("weights", "zeros", "ones")]
+        changes += [(language, name, partial(halved, getattr(language, name))) for name in ("weights", "zeros")]
+        changes += [(language, "DTYPE", tf.bfloat16)]
 
-    return record(made, "gpt", "adam").model
+    def loss() -> tf.Tensor:
+        with ExitStack() as stack:
+            for change in changes:
+                stack.enter_context(mock.patch.object(*change))
+            return tf.cast(made(), tf.float32)
+
+    return record(loss, "language_model", optimizer).model
 
 
 def hardware_of(row: dict) -> Hardware:
@@ -92,7 +97,8 @@ def fastest(row: dict, model: Model, **asked: Any) -> PlanPoint:
 def of_layers(sizes: tuple[tuple[str, Any], ...], n_layers: int) -> tuple[float, ...]:
     """Return what a step of a GPT takes: in all, in all if each layer is rematerialized, and in bytes."""
     row = dict(sizes)
-    model, per_stage = gpt(row["batch"], n_layers, row["width"], row["heads"]), row["devices"] // row["pipeline"]
+    asked = {key: row[key] for key in ("batch", "width", "heads")} | {"layers": n_layers, "length": LENGTH, "vocabulary": WORDS}
+    model, per_stage = language_model(partial(zoo.gpt3, **asked), True, "adam"), row["devices"] // row["pipeline"]
     force, placed = of_megatron(model.graph, row["tensor"], per_stage // row["tensor"]), {}
     for name in (each for each in force if each.startswith("layer_") and row["pipeline"] > 1):
         first = (int(name.split("/")[0][6:]) - 1) * row["pipeline"] // n_layers * per_stage
@@ -116,10 +122,10 @@ def tflops_per_gpu(row: dict) -> float:
 
 
 def samples_per_s(row: dict) -> float:
-    batch = row["batch_per_device"] * row["devices"]
+    batch, policy = row["batch_per_device"] * row["devices"], row.get("policy", "float32")
     sizes = {"batch": batch, "length": row.get("length"), "predictions": 20 if row.get("length") == 128 else 80}
-    of_bert = record(partial(zoo.bert_large, **sizes), "bert", "sgd").model if "length" in row else None
-    return batch / fastest(row, of_bert or resnet50(batch)).time_us * 1e6
+    of_bert = language_model(partial(zoo.bert_large, **sizes), policy != "float32", "sgd") if "length" in row else None
+    return batch / fastest(row, of_bert or resnet50(batch, policy)).time_us * 1e6
 
 
 def bus_gb_per_s(row: dict) -> float:
