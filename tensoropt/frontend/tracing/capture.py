@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 from unittest import mock
 
@@ -159,7 +160,7 @@ class Capture:
 
 # Where there is a GPU, Keras makes one kernel of cuDNN of an LSTM or GRU, which nobody can split; without one, a loop, which
 # is recorded as what it computes.
-_FINDS_GPU = "keras.src.backend.tensorflow.rnn._is_gpu_available"
+_RECURRENT = "keras.src.backend.tensorflow.rnn"  # a name that its package has for a function, too
 
 
 def concrete(function: Callable[..., Any], signature: Sequence[Structure]) -> Any:
@@ -179,7 +180,7 @@ def concrete(function: Callable[..., Any], signature: Sequence[Structure]) -> An
     traceable = function if hasattr(function, "get_concrete_function") else tf.function(function)
     try:
         noted = mock.patch.object(BaseResourceVariable, "handle", property(_noted_handle))
-        with noted, mock.patch(_FINDS_GPU, lambda: False):
+        with noted, mock.patch.object(import_module(_RECURRENT), "_is_gpu_available", lambda: False):
             return traceable.get_concrete_function(*signature)
     except UnliftableError as error:
         raise InputError(
