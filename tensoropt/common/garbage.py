@@ -1,4 +1,4 @@
-"""Spare long computations the garbage collector's passes over what was there before them."""
+"""Spare imports and long computations the garbage collector's passes over what stays anyway."""
 
 from __future__ import annotations
 
@@ -8,6 +8,18 @@ from contextlib import contextmanager
 
 NEVER = 2**30
 """So many collections of younger objects are waited for before one of all objects."""
+
+
+@contextmanager
+def nothing_collected() -> Iterator[None]:
+    """Let the garbage collector rest while nearly all that is made stays: in imports it takes a quarter of the time."""
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_collecting:
+            gc.enable()
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 
 from .errors import InputError
+from .garbage import nothing_collected
 from .imports import around_import
 from .launched import launched_as
 from .progress import Display
@@ -66,7 +67,7 @@ def _is_first() -> bool:
 
 @contextlib.contextmanager
 def _first_import() -> Iterator[None]:
-    with _quiet():
+    with _quiet(), nothing_collected():
         yield
     _say(untried_versions())
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import gc
 from pathlib import Path
 
 from ...common.errors import InputError
 from ...common.files import check_writable, read_json, reading_value
 from ...common.formats import CHECK
+from ...common.garbage import nothing_collected
 from ...common.words import counted
 from .answers import PRINTED, add_json_argument, answer, check_apart, check_json_path
 
@@ -23,18 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json_argument(parser)
 
 
+@nothing_collected()
 def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt report`` and return the exit code."""
-    is_collecting = gc.isenabled()
-    gc.disable()  # all that is read lives until the page is written: looking for garbage takes a sixth of the time
-    try:
-        return _report(arguments)
-    finally:
-        if is_collecting:
-            gc.enable()
-
-
-def _report(arguments: argparse.Namespace) -> int:
     from ...report.measured import measured_at
     from ...report.page import write_report
     from ...report.plan_page import report_of
