@@ -73,20 +73,8 @@ def find_answer(
 
 
 def mini_time(request: Request, parallelism: int) -> Plan:
-    """Return the plan of least time within the memory limit at one parallelism; see :func:`mini_parallelism`."""
+    """Return the plan of least time within the memory limit at one parallelism; see :func:`find_answer`."""
     return _found("mini_time", request, [parallelism])
-
-
-def mini_parallelism(request: Request, parallelisms: Sequence[int]) -> Plan:
-    """Return the fastest plan that fits on the fewest devices on which any plan fits.
-
-    It has stages only if the request allows them, and nothing else fits or they are predicted to pay.
-
-    Raises:
-        InputError: nothing fits at any of the parallelisms; the message gives the least memory that is needed, and suggests
-            what would fit.
-    """
-    return _found("mini_parallelism", request, parallelisms)
 
 
 def _found(
@@ -98,8 +86,11 @@ def _found(
 ) -> Plan:
     """Return the fastest plan that fits at the least parallelism at which any does.
 
+    It has stages only if the request allows them, and nothing else fits or they are predicted to pay.
+
     Raises:
-        InputError: nothing fits; where stages are asked for the message is that of the largest parallelism.
+        InputError: nothing fits; the message gives the least memory that is needed, and suggests what would fit. Where
+            stages are asked for it is that of the largest parallelism.
     """
     searched, started = list[CandidateSearch](), time.monotonic()
     why: InputError | None = None

@@ -28,7 +28,7 @@ from tensoropt.search.candidates import by_bound
 from tensoropt.search.candidates.by_bound import Fit
 from tensoropt.search.candidates.candidate import Candidate
 from tensoropt.search.candidates.search_candidates import CandidateSearch
-from tensoropt.search.options import mini_parallelism, mini_time, profiling
+from tensoropt.search.options import find_answer, mini_time, profiling
 from tensoropt.search.request import Request
 from tensoropt.tools.cli.main import main
 from tensoropt.tuning import profile_guided
@@ -186,7 +186,7 @@ def test_a_model_that_cannot_be_cut_has_no_frontier_in_stages() -> None:
 @pytest.mark.large
 def test_the_fewest_devices_and_a_curve_count_stages() -> None:
     limit = least_in(4)
-    fewest = mini_parallelism(request(limit), [2, 4])
+    fewest = find_answer("mini_parallelism", request(limit), [2, 4])
     assert isinstance(fewest, Plan) and fewest.parallelism == 4 and fewest.option == "mini_parallelism"
     alone, staged = profiling([(request(limit), count) for count in (1, 4)]).points
     assert (alone.fits, alone.stages) == (False, 1) and (staged.fits, staged.stages) == (True, 4)

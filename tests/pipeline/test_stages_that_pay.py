@@ -20,7 +20,7 @@ from tensoropt.search.asked import WORTH_STAGES, WORTH_TRYING
 from tensoropt.search.candidates import by_bound
 from tensoropt.search.candidates.candidate import Cutting
 from tensoropt.search.candidates.find_staged import find_with_stages
-from tensoropt.search.options import mini_parallelism, mini_time, profiling
+from tensoropt.search.options import find_answer, mini_time, profiling
 from tensoropt.search.request import Request
 from tensoropt.search.search_problem import ProblemSearch
 from tensoropt.tools.cli.main import main
@@ -64,7 +64,7 @@ def test_all_options_take_them_and_without_a_frontier_the_same_plan_is_found() -
     lean = mini_time(request(wants_frontier=False), 2)
     assert isinstance(lean, Plan) and lean.to_json()["stages"] == plan.to_json()["stages"]
     assert lean.frontier is not None
-    fewest = mini_parallelism(request(), [2])
+    fewest = find_answer("mini_parallelism", request(), [2])
     assert isinstance(fewest, Plan) and fewest.time_us == plan.time_us
     point, two = profiling([(request(), count) for count in (1, 2)]).points
     assert (point.stages, two.stages) == (1, 2) and two.time_us == pytest.approx(plan.time_us, rel=0.02)

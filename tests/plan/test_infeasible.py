@@ -19,7 +19,7 @@ from tensoropt.search import request as requests
 from tensoropt.search.batch_size import batch_that_fits
 from tensoropt.search.candidates import by_bound
 from tensoropt.search.frontiers.find_frontier import ModelFrontier
-from tensoropt.search.options import mini_parallelism, mini_time, profiling
+from tensoropt.search.options import find_answer, mini_time, profiling
 from tensoropt.search.request import OF_CURVE, Request, frontiers
 from tensoropt.sharding.model import Model
 from tensoropt.tools.offline import record
@@ -287,7 +287,7 @@ def test_mini_parallelism_names_the_least_of_all(model: Model) -> None:
     needs = {count: least(searched(request(model), count)) for count in (1, 2)}
     fewest, needed = min(needs.items(), key=lambda each: each[1])
     with pytest.raises(InputError, match=f"the least on {fewest} device.* is {needed:,} bytes"):
-        mini_parallelism(request(model, limit_bytes=needed - 1), [1, 2])
+        find_answer("mini_parallelism", request(model, limit_bytes=needed - 1), [1, 2])
 
 
 def test_where_sums_of_gradients_are_too_large_the_batch_at_once_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
