@@ -8,6 +8,8 @@ with its input, so that none outlives this process, and leaves Ctrl-C to it.
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import os
 import pickle
 import signal
@@ -20,14 +22,17 @@ from queue import SimpleQueue
 from typing import IO, Any
 
 from .errors import InputError, short
+from .garbage import nothing_collected
 
 WORKER_BYTES = 1_500_000_000
 """The memory that a worker may need: that of TensorFlow's import and of a large model's costs."""
 REPORT_S = 0.25
-"""A worker reports at most once in so many seconds."""
-_START = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve()"
+"""A worker reports progress at most once in so many seconds."""
+_START = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve({needed!r})"
 _OF_MPI = ("OMPI_", "PMIX_", "PRTE_")
 _ONE = ("TENSOROPT_WORKERS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_EARLY: list[subprocess.Popen[bytes]] = []
+"""The workers that were started before there was anything to call."""
 _REPORT, _ENDED, _RAISED, _DIED = range(4)
 
 
@@ -57,6 +62,20 @@ def can_be_sent(value: object) -> bool:
     return True
 
 
+@contextlib.contextmanager
+def started_early(n: int, needed: str) -> Iterator[None]:
+    """Start workers for :func:`results` in this context, which import a module meanwhile; end those that are left."""
+    try:
+        for _ in range(n):
+            with contextlib.suppress(OSError):
+                _EARLY.append(_start(needed))
+        yield
+    finally:
+        while _EARLY:
+            with _EARLY.pop() as process:
+                process.kill()
+
+
 def results(
     function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], n: int, report: Callable[..., None]
 ) -> Iterator[tuple[int, Any]]:
@@ -67,7 +86,8 @@ def results(
     Args:
         function: a module's, called with the arguments and a function ``report`` as the last one.
         n: the number of workers.
-        report: called with a number of arguments and what the function has reported of them, now and then.
+        report: called with a number of arguments and what the function has reported of them: a single value always, several,
+            such as progress, now and then.
 
     Raises:
         Exception: what the function has raised, or an error of pickling arguments.
@@ -79,7 +99,7 @@ def results(
     try:
         for _ in range(n):
             with contextlib.suppress(OSError):  # without the memory for another one
-                processes.append(_start())
+                processes.append(_EARLY.pop() if _EARLY else _start(function.__module__))
                 threading.Thread(target=_feed, args=(processes[-1], given, events), daemon=True).start()
         n_alive = len(processes)
         while left and n_alive:
@@ -103,10 +123,10 @@ def results(
             process.wait()
 
 
-def _start() -> subprocess.Popen[bytes]:
+def _start(needed: str) -> subprocess.Popen[bytes]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_MPI)}
     environment |= dict.fromkeys(_ONE, "1") | {"CUDA_VISIBLE_DEVICES": ""}
-    code = _START.format(path=list(map(str, sys.path)), module=__name__)
+    code = _START.format(path=list(map(str, sys.path)), module=__name__, needed=needed)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     return subprocess.Popen([sys.executable, "-c", code], env=environment, **pipes)  # type: ignore[call-overload]
 
@@ -148,8 +168,8 @@ def _receive(stream: IO[bytes]) -> bytes:
     return payload
 
 
-def serve() -> None:
-    """Be a worker: call what comes in, and send what is returned, until the input ends."""
+def serve(needed: str) -> None:
+    """Be a worker: import a module, call what comes in, and send what is returned, until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print is no answer
@@ -164,11 +184,14 @@ def serve() -> None:
 
     def report(*values: Any) -> None:
         nonlocal due
-        if time.monotonic() >= due:
+        if len(values) == 1 or time.monotonic() >= due:
             due = time.monotonic() + REPORT_S
             _send(answers, pickle.dumps((_REPORT, values)))
 
     threading.Thread(target=read, daemon=True).start()
+    with nothing_collected():
+        importlib.import_module(needed)
+        gc.freeze()
     while True:
         function, arguments = pickle.loads(given.get())
         try:

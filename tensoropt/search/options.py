@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ..common.dump import dump
 from ..common.errors import InputError
-from ..common.progress import Progress
 from ..common.words import counted
 from ..common.workers import can_be_sent, n_workers, results
 from ..plan.frontier_file import Frontier
@@ -194,31 +193,28 @@ def _curve_points(
                 yield number, error
         return
     said, tell = request.progress, request.tell
-    most_first = sorted(range(len(asked)), key=lambda number: -asked[number][1])  # they take longest
-    tasks = [(own[number], asked[number][1], stages, schedule) for number in most_first]
+    *most_first, least = sorted(range(len(asked)), key=lambda number: -asked[number][1])  # most devices take longest
+    order = [least, *most_first]
+    tasks = [(own[number], asked[number][1], stages, schedule) for number in order]
 
-    def report(task: int, phase: str, done: int, total: int) -> None:
-        if said is not None:
-            said(f"on {counted(tasks[task][1], 'device')}, {phase}", done, total)
+    def report(task: int, text: str, *of_parts: int) -> None:
+        if not of_parts and tell is not None:
+            tell(text)
+        elif of_parts and said is not None:
+            said(f"on {counted(tasks[task][1], 'device')}, {text}", *of_parts)
 
-    for task, (point, told) in results(_point_in_worker, tasks, n, report):
-        if tell is not None:
-            for text in told:
-                tell(text)
-        yield most_first[task], point
+    for task, point in results(_point_in_worker, tasks, n, report):
+        yield order[task], point
 
 
 def _point_in_worker(
-    request: Request, parallelism: int, stages: Sequence[int] | None, schedule: str | None, report: Progress
-) -> tuple[CurvePoint | InputError, list[str]]:
-    """Return a point of a curve, or why there is none, and what was told of it."""
-
-    told: list[str] = []
-    request = dataclasses.replace(request, progress=report, tell=told.append)
+    request: Request, parallelism: int, stages: Sequence[int] | None, schedule: str | None, report: Callable[..., None]
+) -> CurvePoint | InputError:
+    """Return a point of a curve, or why there is none."""
     try:
-        return _curve_point(request, parallelism, stages, schedule), told
+        return _curve_point(dataclasses.replace(request, progress=report, tell=report), parallelism, stages, schedule)
     except InputError as error:
-        return error, told
+        return error
 
 
 def _curve_point(request: Request, parallelism: int, stages: Sequence[int] | None, schedule: str | None) -> CurvePoint:

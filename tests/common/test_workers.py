@@ -13,15 +13,17 @@ from helpers.worker_functions import asleep, circumstances, ended, ended_once, s
 
 from tensoropt.common import workers
 from tensoropt.common.errors import InputError
-from tensoropt.common.workers import can_be_sent, n_workers, results
+from tensoropt.common.workers import can_be_sent, n_workers, results, started_early
 
 
 def test_results_and_errors_come_back() -> None:
     reported: list[tuple[int, int]] = []
-    given = [(number,) for number in range(7)]
-    found = dict(results(squared, given, 2, lambda *values: reported.append(values)))
-    assert found == {number: number * number for number in range(7)}
-    assert reported and all(number == value for number, value in reported)
+    with started_early(2, "helpers.worker_functions"):
+        early, left = workers._EARLY[1], workers._EARLY[0]
+        found = dict(results(squared, [(number,) for number in range(7)], 1, lambda *values: reported.append(values)))
+        assert early.poll() is not None and left.poll() is None
+    assert left.poll() is not None and found == {number: number * number for number in range(7)}
+    assert reported == [(number, number) for number in range(7)]  # single values are never left out
     with pytest.raises(ValueError, match="-1 is negative"):
         list(results(squared, [(-1,)], 1, lambda *values: None))
 
@@ -33,8 +35,7 @@ def test_a_worker_has_nothing_of_this_process(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_a_dead_worker_had_is_done_by_others(tmp_path: Path) -> None:
-    file = str(tmp_path / "first")
-    found = dict(results(ended_once, [(file, number) for number in range(4)], 2, lambda *values: None))
+    found = dict(results(ended_once, [(str(tmp_path / "first"), i) for i in range(4)], 2, lambda *values: None))
     assert {number: value for number, (value, _) in found.items()} == {number: number for number in range(4)}
     assert len({process for _, process in found.values()}) == 1 and os.getpid() not in {p for _, p in found.values()}
 
@@ -45,9 +46,8 @@ def test_what_no_worker_survives_this_process_does() -> None:
 
 
 def test_ctrl_c_ends_workers_within_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    started = []
-    start = workers._start
-    monkeypatch.setattr(workers, "_start", lambda: started.append(start()) or started[-1])
+    started, start = [], workers._start
+    monkeypatch.setattr(workers, "_start", lambda needed: started.append(start(needed)) or started[-1])
     threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):

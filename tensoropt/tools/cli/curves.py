@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import AbstractContextManager
 
 from ...common.errors import InputError, short
+from ...common.workers import n_workers, started_early
+from ...profiling.available_memory import available_memory_bytes
 from ...profiling.hardware import Hardware, HardwareError, resolve
 
 
@@ -53,3 +56,8 @@ def batches_of(arguments: argparse.Namespace) -> list[int | None]:
     if not all(text.isdecimal() and int(text) for text in texts):
         raise InputError(f"--batch-per-device takes positive numbers of samples, got {short(arguments.batch_per_device)}")
     return [int(text) for text in texts]
+
+
+def workers_of(n_points: int) -> AbstractContextManager[None]:
+    """Start workers for the points of a curve on the cores that the import of TensorFlow and a recording leave idle."""
+    return started_early(min(n_workers(available_memory_bytes(1)), n_points) - 1, "tensoropt.search.options")

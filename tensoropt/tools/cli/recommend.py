@@ -12,14 +12,16 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ...common.errors import InputError, short
+from ...common.garbage import nothing_collected
 from ...common.memory_units import parse_memory
 from ...common.time_units import parse_time_us
 from .answers import PRINTED, add_json_argument, add_training_arguments, answer, check_json_path
-from .curves import add_curve_arguments, batches_of, configured_of
+from .curves import add_curve_arguments, batches_of, configured_of, workers_of
 
 if TYPE_CHECKING:
     from ...profiling.hardware import Hardware
     from ...report.recommendation import Wanted
+    from ...sharding.model import Model
 
 NEAR = 64
 """The largest size that fits is searched until the next one that was tried is larger by this part of it."""
@@ -115,7 +117,8 @@ def _searched_curve(arguments: argparse.Namespace, wanted: Wanted) -> dict[str, 
         raise InputError("recommend needs the cluster of a model: give --cluster, such as --cluster v100-2x8")
     configured, size, name = configured_of(arguments), arguments.largest, arguments.subject
     if not size:
-        return _curve(arguments, wanted, configured, name)
+        with workers_of(len(configured) * len(batches_of(arguments))):
+            return _curve(arguments, wanted, configured, name)
     if size != "batch" and name.endswith(".keras"):
         raise InputError(f"--largest takes batch, or a size of a model's function, got {short(size)} of a file; give batch")
     configured = [max(configured, key=lambda each: each[1])]
@@ -160,15 +163,20 @@ def _curve(
     from ...common.tensorflow_import import import_tensorflow
     from ...runtime.ranks import display_here
 
-    import_tensorflow()
-    from ...report.recommendation import of_curve, row_text
-    from ...search.asked import Request, assumptions, limit_of
-    from ...search.options import profiling
-    from ...search.request import ONCE
-    from ..offline import record_named
+    with nothing_collected():
+        import_tensorflow()
+        from ...report.recommendation import of_curve, row_text
+        from ...search.asked import Request, assumptions, limit_of
+        from ...search.options import profiling
+        from ...search.request import ONCE
+        from ..offline import record_named
 
     display, batches = display_here(), batches_of(arguments)
-    recorded = cache(lambda own: record_named(name, arguments.optimizer, own or batch or arguments.batch).model)
+
+    @cache
+    def recorded(own: int | None) -> Model:
+        with display.phase("recording of the model"):
+            return record_named(name, arguments.optimizer, own or batch or arguments.batch).model
 
     def asked(hardware: Hardware, own: int | None) -> Request:
         model, limit = recorded(own), limit_of(arguments.memory, hardware)

@@ -7,6 +7,7 @@ It needs no ranks, no GPU and, unless it is given a profile budget, no measureme
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import sys
 from functools import cache
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...common.errors import InputError, short
+from ...common.garbage import nothing_collected
 from ...common.memory_units import parse_memory
 from ...common.tensorflow_import import import_tensorflow
 from ...costs.objectives import MEMORY_TIME, PAIRS, TIME_COST, parse_objectives
@@ -24,7 +26,7 @@ from ...search.baselines import BY_SIMULATION, MONTE_CARLO_SECONDS, OTHERS
 from ...search.problem.choices import CHOICES, checked_choices
 from ...search.problem.config_space import SPACES
 from .answers import add_training_arguments, files_read
-from .curves import add_curve_arguments, batches_of, configured_of
+from .curves import add_curve_arguments, batches_of, configured_of, workers_of
 from .frontier_outputs import add_baselines, add_report_argument, baselines_of, check_outputs, with_baselines
 
 if TYPE_CHECKING:
@@ -184,7 +186,8 @@ def checked_measurement(hardware: Hardware, is_strict: bool, is_run_here: bool =
 def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt search`` and return the exit code."""
     try:
-        is_interrupted = _search(arguments)
+        with contextlib.ExitStack() as during:
+            is_interrupted = _search(arguments, during)
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt("search interrupted") from error
     except HardwareError as error:
@@ -194,7 +197,7 @@ def run(arguments: argparse.Namespace) -> int:
     return INTERRUPTED if is_interrupted else 0
 
 
-def _search(arguments: argparse.Namespace) -> bool:
+def _search(arguments: argparse.Namespace, during: contextlib.ExitStack) -> bool:
     """Search, and return whether Ctrl-C ended the search with a result.
 
     Everything that can be refused is refused before the search, which may be long.
@@ -209,18 +212,20 @@ def _search(arguments: argparse.Namespace) -> bool:
     baselines_of(arguments)
     stages = _stages(arguments)
     _check_outputs(arguments)
-    import_tensorflow()
+    if arguments.option == "profiling":
+        during.enter_context(workers_of(len(configured) * len(per_device)))
+    with nothing_collected():
+        import_tensorflow()
+        from ...plan.scaling_curve import Curve
+        from ...search.asked import Request, assumptions, checked_micro_batches
+        from ...search.problem.splittable import check_usable
+        from ..offline import record_named
+        from .search_outputs import write_found
+        from .search_report import SearchSetup, introduction
     clusters = list({hardware.name: hardware for hardware, _ in configured}.values())
     for hardware in clusters:
         checked_measurement(hardware, arguments.strict)
     display = display_here()
-    from ...plan.scaling_curve import Curve
-    from ...search.asked import Request, assumptions, checked_micro_batches
-    from ...search.problem.splittable import check_usable
-    from ..offline import record_named
-    from .search_outputs import write_found
-    from .search_report import SearchSetup, introduction
-
     with display.phase("recording of the model"):
         recorded_with = cache(lambda batch: record_named(arguments.model, arguments.optimizer, batch or arguments.batch))
         recorded = recorded_with(per_device[0] and per_device[0] * configured[0][1])
@@ -300,24 +305,17 @@ def _stages(arguments: argparse.Namespace) -> tuple[int, ...]:
 def _find(arguments: argparse.Namespace, points: list[tuple[Request, int]], stages: tuple[int, ...]) -> Plan | Curve:
     from ...search.options import find_answer, profiling
 
-    asked = None if arguments.stages is None else stages
+    asked, schedule = None if arguments.stages is None else stages, arguments.schedule
     request, counts = points[0][0], [count for _, count in points]
     if arguments.profile_budget is not None:
         from ...runtime.ranks import current_processes
         from ...tuning.profile_guided import find_measured
 
-        return find_measured(
-            arguments.option,
-            request,
-            counts,
-            arguments.profile_budget,
-            current_processes(),
-            stages=asked,
-            schedule=arguments.schedule,
-        )
+        budget, processes = arguments.profile_budget, current_processes()
+        return find_measured(arguments.option, request, counts, budget, processes, stages=asked, schedule=schedule)
     if arguments.option == "profiling":
-        return profiling(points, stages=asked, schedule=arguments.schedule)
-    return find_answer(arguments.option, request, counts, asked, arguments.schedule)
+        return profiling(points, stages=asked, schedule=schedule)
+    return find_answer(arguments.option, request, counts, asked, schedule)
 
 
 def _configured(arguments: argparse.Namespace) -> list[tuple[Hardware, int]]:
