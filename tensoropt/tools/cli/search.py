@@ -212,7 +212,7 @@ def _search(arguments: argparse.Namespace, during: contextlib.ExitStack) -> bool
     baselines_of(arguments)
     stages = _stages(arguments)
     _check_outputs(arguments)
-    if arguments.option == "profiling":
+    if arguments.option == "profiling" and arguments.profile_budget is None:
         during.enter_context(workers_of(len(configured) * len(per_device)))
     with nothing_collected():
         import_tensorflow()
