@@ -97,7 +97,7 @@ def fastest(row: dict, model: Model, **asked: Any) -> PlanPoint:
 def of_layers(sizes: tuple[tuple[str, Any], ...], n_layers: int) -> tuple[float, ...]:
     """Return what a step of a GPT takes: in all, in all if each layer is rematerialized, and in bytes."""
     row = dict(sizes)
-    asked = {key: row[key] for key in ("batch", "width", "heads")} | {"layers": n_layers, "length": LENGTH, "vocabulary": WORDS}
+    asked = {"layers": n_layers, "length": LENGTH, "vocabulary": WORDS} | {k: row[k] for k in ("batch", "width", "heads")}
     model, per_stage = language_model(partial(zoo.gpt3, **asked), True, "adam"), row["devices"] // row["pipeline"]
     force, placed = of_megatron(model.graph, row["tensor"], per_stage // row["tensor"]), {}
     for name in (each for each in force if each.startswith("layer_") and row["pipeline"] > 1):
