@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +10,6 @@ import numpy as np
 import pytest
 from helpers.commands import refused
 from helpers.large import first
-from helpers.mpirun import child_environment, forked
 from matplotlib.figure import Figure
 
 from tensoropt.ft import Frontier
@@ -148,20 +144,6 @@ def test_the_picture_has_all_algorithms_and_tells_points_that_are_far_away():
 )
 def test_bad_input_gets_one_sentence(capsys, arguments, told):
     assert told in refused(capsys, "compare", *arguments)
-
-
-def test_an_interruption_ends_it_and_leaves_no_file(tmp_path):
-    command = [sys.executable, *forked("-m", "tensoropt", "compare", f"{MODELS}:slow", "--devices", "2")]
-    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen(
-        [*command, "--json", str(tmp_path / "compared.json")], **pipes, text=True, env=child_environment()
-    ) as process:
-        assert process.stdout.readline() == "recording\n"
-        process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert told.strip() == "tensoropt: comparison interrupted"
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("algorithm", first(2, BASELINES))

@@ -319,8 +319,9 @@ def test_interrupted_while_searching(tmp_path, capsys, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_interrupted_by_a_signal(tmp_path):
-    command = [sys.executable, *forked("-m", "tensoropt", "search", f"{MODELS}:slow", "--devices", "2")]
+@pytest.mark.parametrize(("name", "what"), [("search", "search"), ("compare", "comparison")])
+def test_interrupted_by_a_signal(name, what, tmp_path):
+    command = [sys.executable, *forked("-m", "tensoropt", name, f"{MODELS}:slow", "--devices", "2")]
     pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(
         [*command, "--json", str(tmp_path / "found.json")], **pipes, text=True, env=child_environment()
@@ -329,7 +330,7 @@ def test_interrupted_by_a_signal(tmp_path):
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert told.strip() == "tensoropt: search interrupted"
+    assert told.strip() == f"tensoropt: {what} interrupted"
     assert not list(tmp_path.iterdir())
 
 
