@@ -14,6 +14,7 @@ import numpy as np
 
 from ..common.errors import InputError
 from ..common.progress import Display
+from ..common.source_lines import running_line
 from ..runtime.notes import SEED
 from ..runtime.ranks import Processes, current_processes
 
@@ -24,6 +25,16 @@ ALL_OUTPUT = "TENSOROPT_ALL_OUTPUT"
 def say_once(sentence: str) -> None:
     """Have rank 0 say a sentence, the first time that it is to."""
     Display(current_processes().rank == 0).say(sentence)
+
+
+@cache
+def say_unsaved(call: str) -> None:
+    """Have rank 0 say, if the run is kept in checkpoints, that what such a call of the script's trains isn't."""
+    if SEED in os.environ:
+        say_once(
+            f"--checkpoint saves what fit trains, and {call} ({running_line()}) isn't saved: use fit, or import tensoropt "
+            "in the script and take steps of what parallelize or training_step returns from tensoropt.Survive(folder).steps"
+        )
 
 
 def share_seed(processes: Processes) -> int:

@@ -43,7 +43,7 @@ from ..trainer.trainer import Trainer
 from ..trainer.variables.leading import LedRanks
 from ..trainer.variables.live import settle
 from .batch_sizes import batch_size_of
-from .effects import say_once
+from .effects import say_once, say_unsaved
 from .steps import IS_HANDED, hand_over_steps, is_set
 
 TRAINING = ("fit", "train_on_batch")
@@ -163,6 +163,8 @@ def _handing(original: Callable[..., Any], options: TrainingOptions) -> Callable
             vars(self)[_FROZEN] = self.train_function
             return result
         if name in TRAINING:
+            if name == "train_on_batch":
+                say_unsaved(name)
             trainer = _fitting(self, trainer, original, arguments, named, options)
         if trainer is None or (trainer.deferred is not None and name not in TRAINING):
             return original(self, *arguments, **named)

@@ -35,6 +35,7 @@ from ..trainer.capture.objective import KerasObjective
 from ..trainer.data.batch_shares import ONE_READS
 from ..trainer.functions.step_function import StepFunction, StepObjective
 from ..trainer.parallelize import TrainingOptions, started_step
+from .effects import say_unsaved
 
 logger = logging.getLogger(__name__)
 IS_HANDED: ContextVar[bool] = ContextVar("tensoropt_is_handed", default=False)
@@ -219,6 +220,7 @@ def _run(function: Any, arguments: Any, named: Any, options: TrainingOptions) ->
     key = tuple((k, leaf if isinstance(leaf, (int, float, str, bytes)) else id(leaf)) for k, leaf in fixed.items())
     steps: dict[Any, StepFunction] = vars(function)[_STEPS]
     if key not in steps:
+        say_unsaved("a training step of the script's own")
         step = function.python_function
         if fixed or named or has_iterators:
             step = _with_fixed(step, arguments, named, fixed)

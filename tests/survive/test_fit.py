@@ -144,8 +144,7 @@ def result(trainer: Trainer, kind: str, folder: Path, kill_at: int = 0, every: i
 def test_a_fit_that_is_cut_short_goes_on_as_one_that_was_not(trainer, kind, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(secrets, "randbits", lambda n: 7)  # both runs shuffle arrays alike
     expected = result(trainer, kind, tmp_path / "whole")
-    moments, n_said = np.random.default_rng(len(kind)).integers(3, 12, 2), 0
-    for moment in moments:
+    for moment in np.random.default_rng(len(kind)).integers(3, 12, 2):
         with pytest.raises(Killed):
             result(trainer, kind, tmp_path / "cut", int(moment))
     got, again = (result(trainer, kind, tmp_path / "cut") for _ in range(2))
@@ -156,8 +155,7 @@ def test_a_fit_that_is_cut_short_goes_on_as_one_that_was_not(trainer, kind, tmp_
     if kind in ("arrays", "dataset"):  # others read ahead in a thread, which draws too
         assert got[7] == again[7] == expected[7]
     said = capfd.readouterr().err
-    n_said = said.count("goes on from")
-    assert n_said == 2 and said.count("this fit had ended") == 1 and "isn't what it was" not in said
+    assert said.count("goes on from") == 2 and said.count("this fit had ended") == 1 and "isn't what it was" not in said
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(trainer, tmp_path, capfd):
@@ -216,10 +214,9 @@ def with_one_device(items):
 
 def test_data_that_differs_on_replay_is_told(trainer, tmp_path, capfd):
     folder = tmp_path / "run"
-    with pytest.raises(Killed):
-        result(trainer, "dataset", folder, 4)
-    with pytest.raises(Killed):
-        result(trainer, "arrays", folder, 1)
+    for kind, moment in (("dataset", 4), ("arrays", 1)):
+        with pytest.raises(Killed):
+            result(trainer, kind, folder, moment)
     assert "the data isn't what it was when the run was saved" in capfd.readouterr().err
 
 
