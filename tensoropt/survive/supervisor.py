@@ -26,7 +26,7 @@ from ..common.files import check_writable, needing_folder, write_json
 from ..common.lock import Lock
 from ..runtime import notes
 from ..runtime.failures.interruptions import say
-from ..runtime.launch.hosts import Host
+from ..runtime.launch.hosts import Host, hosts_of_allocation
 from ..runtime.launch.mpirun import Leaving, answers, supervise
 from .attempts import Attempt, table, why_not_again
 
@@ -166,7 +166,7 @@ class Supervisor:
             self._say_again(attempt)
 
     def _start(self, n_ranks: int, hosts: Sequence[Host], environ: Mapping[str, str], leaving: Leaving) -> Attempt:
-        begun_s, shared = time.monotonic(), self.options.checkpoint if hosts else None
+        begun_s, shared = time.monotonic(), self.options.checkpoint if _are_several(hosts) else None
         with tempfile.TemporaryDirectory(prefix=".tensoropt-notes-", dir=shared) as folder:
             environ = {**environ, notes.NOTES: os.path.abspath(folder), notes.ATTEMPT: str(len(self.attempts))}
             leaving.begin(
@@ -239,10 +239,15 @@ class Supervisor:
 def code_with_hosts(code: int, hosts: Sequence[Host], noted: Mapping[str, Any]) -> int:
     """Return mpirun's exit code; as it is 0 when a host is lost, that of a killed rank if notes or hosts say so."""
     is_cut_short = not {notes.BEGUN, notes.TERMINATED, notes.FAILED}.isdisjoint(noted)
-    if code or not hosts or notes.DONE in noted or not (is_cut_short or not all(map(answers, hosts))):
+    if code or not _are_several(hosts) or notes.DONE in noted or not (is_cut_short or not all(map(answers, hosts))):
         return code
     say("mpirun has lost a host")
     return 128 + signal.SIGKILL
+
+
+def _are_several(hosts: Sequence[Host]) -> bool:
+    """Return whether ranks run on hosts that are named, or on several of an allocation, which mpirun can lose."""
+    return bool(hosts) or hosts_of_allocation() > 1
 
 
 @contextlib.contextmanager

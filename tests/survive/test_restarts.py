@@ -25,7 +25,7 @@ from tensoropt.runtime import notes
 from tensoropt.runtime.launch.hosts import Host
 from tensoropt.runtime.launch.mpirun import Leaving
 from tensoropt.survive.attempts import Attempt, table, why_not_again
-from tensoropt.survive.supervisor import Supervisor, Survival
+from tensoropt.survive.supervisor import Supervisor, Survival, code_with_hosts
 from tensoropt.tools.cli import main as cli
 
 RUN = [sys.executable, "-m", "tensoropt", "run", "-n", "2", "--checkpoint", "kept"]
@@ -58,14 +58,8 @@ def test_a_run_goes_on_after_a_death_on_fewer_ranks_and_after_a_request_to_stop(
     log = tmp_path / "steps.jsonl"
 
     def started(command: list[str], nap: str, until: Callable[[str], bool]) -> subprocess.Popen[str]:
-        run = subprocess.Popen(
-            command,
-            env=child_environment({**env, "NAP": nap}),
-            cwd=tmp_path,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-        )
+        given = {"cwd": tmp_path, "stderr": subprocess.PIPE, "text": True, "errors": "replace"}
+        run = subprocess.Popen(command, env=child_environment({**env, "NAP": nap}), **given)
         until_s = time.monotonic() + 100
         while not log.exists() or not until(log.read_text()):
             assert run.poll() is None and time.monotonic() < until_s, run.communicate()[1]
@@ -129,6 +123,12 @@ def test_what_ended_an_attempt_is_told():
     assert table([killed, left]).splitlines()[1].split() == "0 2 0:2 0:9 1 1.0 SIGKILL of rank 1".split()
 
 
+@pytest.mark.parametrize(("n_hosts", "noted", "code"), [("2", "begun", 137), ("2", "done", 0), ("1", "begun", 0)])
+def test_an_mpirun_that_has_lost_a_host_of_an_allocation_is_not_done(monkeypatch, n_hosts, noted, code):
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", n_hosts)
+    assert code_with_hosts(0, [], {noted: {0: at(3)}}) == code
+
+
 @pytest.mark.parametrize(
     ("attempts", "why"),
     [
@@ -150,15 +150,11 @@ def survival(folder: Path, **changes) -> Survival:
     return Survival(**given | changes)
 
 
-def test_two_runs_do_not_share_a_folder(tmp_path):
+def test_two_runs_do_not_share_a_folder_and_a_fresh_one_puts_the_old_one_aside(tmp_path, capfd):
     with Supervisor(survival(tmp_path), list, list, False)._folder() as first:
         assert first is not None and first[notes.CHECKPOINT] == str(tmp_path)
         with pytest.raises(InputError, match=f"another run in it, of process {os.getpid()} on "):
             Supervisor(survival(tmp_path), list, list, False).run({})
-
-
-def test_a_fresh_run_puts_the_old_one_aside(tmp_path, capfd):
-    with Supervisor(survival(tmp_path), list, list, False)._folder() as first:
         (tmp_path / "fit-0").mkdir()
     with Supervisor(survival(tmp_path, fresh=True), list, list, False)._folder() as second:
         assert second is not None and first is not None and second[notes.SEED] != first[notes.SEED]
