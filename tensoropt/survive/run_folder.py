@@ -60,7 +60,7 @@ class FitFolder:
             try:
                 state = _read_through(location)
             except InputError as error:
-                say(f"{error}; the one before it is taken")
+                say(f"{str(error).rstrip('.')}; the one before it is taken")
                 continue
             if state is not None:
                 return Found(location.prefix, state)
