@@ -59,10 +59,11 @@ def two_nodes(folder: Path) -> Iterator[None]:
             stack.callback(process.wait, 20)
             stack.callback(process.terminate)
 
-        for name in ("munge", "state", *NODES):
+        for name in ("munge", "state", "pmix", *NODES):
             (folder / name).mkdir(mode=0o755)
         conf = folder / "slurm.conf"
         conf.write_text(_CONF.format(folder=folder, network=NETWORK))
+        conf.with_name("mpi.conf").write_text(f"PMIxCliTmpDirBase={folder}/pmix\n")
         os.environ["SLURM_CONF"] = str(conf)
         key = folder / "munge" / "key"
         key.write_bytes(os.urandom(128))
@@ -83,9 +84,10 @@ def two_nodes(folder: Path) -> Iterator[None]:
             do("ip", "-n", name, "address", "add", f"{NETWORK}.{number}/24", "dev", "eth0")
             for link in ("lo", "eth0"):
                 do("ip", "-n", name, "link", "set", link, "up")
-            command = f"hostname {name}; exec slurmd -D -N {name}"
+            # PMIx servers of both nodes have folders of one name.
+            command = f"mount -t tmpfs {name} {folder}/pmix; hostname {name}; exec slurmd -D -N {name}"
             # Not by "ip netns exec", which hides the control groups that slurmd asks for.
-            serve("nsenter", f"--net=/run/netns/{name}", "unshare", "--uts", "bash", "-c", command)
+            serve("nsenter", f"--net=/run/netns/{name}", "unshare", "--uts", "--mount", "bash", "-c", command)
         until_s = time.monotonic() + 30
         while asked("sinfo", "--noheader", "--format=%t") != "idle":
             if time.monotonic() > until_s:

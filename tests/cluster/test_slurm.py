@@ -66,11 +66,11 @@ def has_result(folder: Path, expected: tuple) -> bool:
 def submit(tmp_path_factory):
     """Submit a command as a job; the parameters of ``sbatch`` follow it."""
 
-    def submitted(command: str, *options: str, nap: float = 0) -> Job:
+    def submitted(command: str, *options: str, nap: int = 0) -> Job:
         folder = tmp_path_factory.mktemp("job")
         script = Path(kept_script.__file__).read_text()
         (folder / "train.py").write_text(f"{script}\nPath('on-' + os.uname().nodename).touch()\n")
-        (folder / "job.sh").write_text(f"#!/bin/bash\nexport NAP={nap}\n{command}\n")
+        (folder / "job.sh").write_text(f"#!/bin/bash\nexport NAP=$((SLURM_RESTART_COUNT ? 0 : {nap}))\n{command}\n")
         number = asked("sbatch", "--parsable", f"--chdir={folder}", "--output=said-%j", *options, str(folder / "job.sh"))
         return Job(number, folder)
 
@@ -82,8 +82,9 @@ def submit(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def late(submit):
-    """A job that comes to its time limit while others run."""
-    return submit(f"exec {KEPT.replace('1x2', '1x1')}", "--ntasks=1", "--time=1", nap=8)
+    """Jobs that come to their time limit, and to some time before it, while others run."""
+    asks = submit(AGAIN, *TWO, "--requeue", "--time=3", "--signal=B:USR1@90", nap=12)
+    return submit(f"exec {KEPT.replace('1x2', '1x1')}", "--ntasks=1", "--time=1", nap=8), asks
 
 
 @pytest.fixture(scope="module")
@@ -102,11 +103,15 @@ def test_an_allocation_s_tasks_are_the_ranks_also_on_two_nodes(late, submit, exp
 def test_an_array_s_jobs_run_beside_each_other_on_one_node(submit, expected):
     job = submit(ALONE, "--ntasks=1", "--nodelist=n1", "--array=0-1")
     job.wait_for("COMPLETED")
-    for number in "01":
-        assert has_result(job.folder / number, expected)
+    assert all(has_result(job.folder / number, expected) for number in "01")
 
 
-def test_srun_without_pmix_is_refused(submit):
+def test_srun_starts_ranks_by_pmix_and_is_refused_without(submit, expected):
+    own = "import tensoropt; model = tensoropt.parallelize(compiled_model(), batch_size=BATCH, cluster='v100-1x2')"
+    job = submit(f'sed -i "s/model = compiled_model()/{own}/" train.py\nsrun --mpi=pmix {sys.executable} train.py', *TWO)
+    job.wait_for("COMPLETED")
+    assert sorted(file.name for file in job.folder.glob("on-*")) == ["on-n1", "on-n2"]
+    assert has_result(job.folder, expected)
     job = submit(f"srun --mpi=none {sys.executable} -c 'import tensoropt; tensoropt.init()'", *ONE)
     job.wait_for("FAILED")
     assert "the launcher started more processes than see each other through MPI" in job.said
@@ -125,16 +130,14 @@ def test_a_job_that_is_cancelled_or_told_to_stop_is_saved(submit, nodes, how, st
     assert "was asked to stop, has saved" in job.said
 
 
-def test_a_job_that_asks_for_it_goes_on_with_the_right_numbers(submit, expected):
-    job = submit(AGAIN, *ONE, "--requeue", nap=1)
-    job.trains()
-    asked("scancel", "--batch", "--signal=USR1", job.number)
-    job.wait_for("PENDING")
-    asked("scontrol", "update", f"job={job.number}", "StartTime=now")  # and not two minutes later
-    assert job.wait_for("COMPLETED")["Restarts"] == {"1"}
-    assert "goes on from" in job.said and has_result(job.folder, expected)
-
-
 def test_a_job_at_its_time_limit_is_saved(late):
-    assert late.wait_for("TIMEOUT")["ExitCode"] == {"75:0"}
-    assert "was asked to stop, has saved" in late.said
+    assert late[0].wait_for("TIMEOUT")["ExitCode"] == {"75:0"}
+    assert "was asked to stop, has saved" in late[0].said
+
+
+def test_a_job_that_asks_for_it_goes_on_with_the_right_numbers(late, expected):
+    late[1].trains()
+    late[1].wait_for("PENDING")
+    asked("scontrol", "update", f"job={late[1].number}", "StartTime=now")  # and not two minutes later
+    assert late[1].wait_for("COMPLETED")["Restarts"] == {"1"}
+    assert "goes on from" in late[1].said and has_result(late[1].folder, expected)
