@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
+from typing import Any
 
 import pytest
 from helpers import kept
@@ -38,6 +39,21 @@ def _no_recording_stays_open() -> Iterator[None]:
     session = sys.modules.get("tensoropt.session.session")
     if session is not None and session._current is not None:
         session._current._recording.close()
+
+
+@pytest.fixture(autouse=True)
+def _emits_what_gpus_have(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What models' steps are made of has kernels for GPUs, or is meant for the host."""
+    if request.path.parent.name in ("models", "keras_layers", "one_device", "optimizers", "composite"):
+        from helpers.gpu_kernels import without_kernel
+
+        from tensoropt.runtime import engine
+
+        def checked(function: Any, *others: Any, made: type = engine.BuiltFunction) -> Any:
+            assert not list(without_kernel(function.graph))
+            return made(function, *others)
+
+        monkeypatch.setattr(engine, "BuiltFunction", checked)
 
 
 @pytest.fixture(scope="session", autouse=True)

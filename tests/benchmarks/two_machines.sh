@@ -3,7 +3,7 @@
 #
 #   tests/benchmarks/two_machines.sh [RATE] [-n RANKS] SCRIPT [ARGUMENT ...]
 #
-#   tests/benchmarks/two_machines.sh tests/benchmarks/data_parallel.py
+#   tests/benchmarks/two_machines.sh tests/benchmarks/versus_horovod.py
 #   tests/benchmarks/two_machines.sh 10gbit -m tensoropt check zoo:lenet5 --plan plan.json
 #
 # RATE is tc's, such as 1gbit (the default) or 100mbit. RANKS are 2, one for each machine, or any even number: half of them run

@@ -5,10 +5,10 @@ import time
 import tensoropt
 
 
-def good():
-    x = tensoropt.placeholder(tensoropt.float32, [64, 100])
-    y = tensoropt.placeholder(tensoropt.int32, [64])
-    w = tensoropt.get_variable("w", [100, 10])
+def good(batch=64, width=100, classes=10):
+    x = tensoropt.placeholder(tensoropt.float32, [batch, width])
+    y = tensoropt.placeholder(tensoropt.int32, [batch])
+    w = tensoropt.get_variable("w", [width, classes])
     return tensoropt.softmax_cross_entropy(y, tensoropt.matmul(x, w))
 
 

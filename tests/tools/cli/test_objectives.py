@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 from helpers.large import first
+from tools.cli.models import good
 
 import tensoropt
 from tensoropt.costs.objectives import PAIRS, parse_objectives
@@ -26,10 +27,7 @@ pairs = pytest.mark.parametrize(("objectives",), PAIRS_BY_DEFAULT, ids=[",".join
 
 def dense():
     """Large enough for splits to pay: else computing all everywhere is the fastest, and has no network time."""
-    x = tensoropt.placeholder(tensoropt.float32, [8192, 1000])
-    y = tensoropt.placeholder(tensoropt.int32, [8192])
-    w = tensoropt.get_variable("w", [1000, 2000])
-    return tensoropt.softmax_cross_entropy(y, tensoropt.matmul(x, w))
+    return good(8192, 1000, 2000)
 
 
 def two_layers():
