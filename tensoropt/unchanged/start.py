@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from ..common.errors import InputError
+from ..common.garbage import nothing_collected
 from ..common.imports import around_import
 from ..runtime.ranks import Processes, current_processes, install_error_handling
 from .effects import say_once, share_seed, share_streams
@@ -55,8 +56,9 @@ def has_trained() -> bool:
 @contextmanager
 def _beginning(seed: int) -> Iterator[None]:
     _check_backend()  # ahead of an import of what may not be installed
-    yield
-    _begin(seed)
+    with nothing_collected():
+        yield
+        _begin(seed)
 
 
 def _begin(seed: int) -> None:
