@@ -105,6 +105,7 @@ def main() -> None:
     """Serve the socket that the first argument names until standard input, a pipe from the run of the tests, ends."""
     sys.argv.pop(0)
     listening = socket.socket(fileno=int(sys.argv.pop(0)))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs in its background without
     atexit.register(_keep_modules)  # before all others, so that it is called after them
     for name in IMPORTED:
         with contextlib.suppress(ImportError):

@@ -9,14 +9,13 @@ import tensorflow as tf
 from tensorflow.python.framework import kernels
 
 FILE = Path(__file__).with_suffix(".json")
-ON_HOST = {
+ON_HOST = {  # the operators that may run on the host of a GPU, and why
     **dict.fromkeys(("PyFunc", "PyFuncStateless"), "collectives by MPI, which are Python functions"),
     "CTCLoss": "only its newer form has a kernel, of float32 alone",
     "SparseCross": "texts and their numbers",
     "ResourceSparseApplyMomentum": "TensorFlow has none",
     "SparseSoftmaxCrossEntropyWithLogits": "none of float64",
 }
-"""The operators that may run on the host of a GPU, and why."""
 KERNELS: dict[str, list[dict[str, list[str]]]] = json.loads(FILE.read_text())["kernels"]
 """By operator, the types that each of its kernels takes, by attribute."""
 
