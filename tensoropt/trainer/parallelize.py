@@ -21,6 +21,7 @@ from ..plan.plan import Plan
 from ..runtime.context import Context
 from ..runtime.execute import checked_collectives, loaded_plan
 from ..runtime.execution import execute
+from ..runtime.gpus import computes_on_gpu
 from ..runtime.prepare import model_of
 from ..runtime.ranks import current_processes, display_here, install_error_handling
 from ..search.asked import OPTIONS
@@ -127,6 +128,8 @@ class _Start:
             optimizers = {name: each.source for name, each in applied.items() if isinstance(each, KerasOptimizer)}
             trainer.start(execution, runs, optimizers)
         display.say(plan.brief())
+        if plan.parallelism > 1 and not (plan.n_split_operators or plan.n_collectives or computes_on_gpu()):
+            display.say("note: a single rank (-n 1) has all of a machine's cores, of which each of these ranks has its part")
         context.report(plan, display)
 
 

@@ -40,12 +40,7 @@ ALIKE = (
     ("lstm_of_one_layer", "2"),
 )
 SINGLE = (("bert_of_one_layer", "3"), ("bert_of_one_layer", "1"), ("resnet", "fastest"))
-ADAM = (
-    ("vit_of_one_layer", "3"),
-    ("vit_of_one_layer", "1"),
-    ("gpt_untied_of_one_layer", "0"),
-    ("lstm_of_one_layer", "1"),
-)
+ADAM = (("vit_of_one_layer", "3"), ("vit_of_one_layer", "1"), ("gpt_untied_of_one_layer", "0"), ("lstm_of_one_layer", "1"))
 pytestmark = pytest.mark.usefixtures("graphs_as_built")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import keras
 import numpy as np
@@ -20,6 +21,8 @@ from trainer.models import (
     plain,
     restart,
 )
+
+from tensoropt.profiling.hardware import Origin, named
 
 # Keras says so of every dataset and generator that its fit is given.
 pytestmark = pytest.mark.filterwarnings("ignore:.shuffle=True. was passed")
@@ -146,3 +149,10 @@ def test_steps_give_keras_loops_numbers_and_metrics_may_have_many(fresh):
     assert fresh.train_on_batch(*images(BATCH), return_dict=True).keys() == {"accuracy", "loss"}
     several = parallelized(metrics=[keras.metrics.SparseTopKCategoricalAccuracy(k=2)])
     assert several.evaluate(batches(), verbose=0, return_dict=True).keys() == {"sparse_top_k_categorical_accuracy", "loss"}
+
+
+def test_a_plan_that_splits_nothing_says_who_has_all_cores(monkeypatch, capfd):
+    monkeypatch.setenv("TENSOROPT_QUIET", "0")
+    trainer = parallelized(n_ranks=2, cluster=replace(named("v100-1x2"), measured=Origin("2026-01-01", "", 0)))
+    assert trainer.plan.n_split_operators == 0
+    assert "a single rank (-n 1) has all of a machine's cores" in capfd.readouterr().err

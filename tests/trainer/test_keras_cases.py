@@ -29,11 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Gradients do not exist"),
 ]
 WORKER = Path(__file__).with_name("keras_cases_running.py")
-ON_RANKS = [
-    "a PyDataset that changes after an epoch",
-    "data that ends, decay",
-    "training stops in an epoch",
-]
+ON_RANKS = ["a PyDataset that changes after an epoch", "data that ends, decay", "training stops in an epoch"]
 OTHERS_ON_RANKS = [
     "a generator of weighted samples",
     "what hooks are given",

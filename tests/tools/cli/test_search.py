@@ -321,11 +321,9 @@ def test_interrupted_while_searching(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize(("name", "what"), [("search", "search"), ("compare", "comparison")])
 def test_interrupted_by_a_signal(name, what, tmp_path):
-    command = [sys.executable, *forked("-m", "tensoropt", name, f"{MODELS}:slow", "--devices", "2")]
+    command = forked("-m", "tensoropt", name, f"{MODELS}:slow", "--devices", "2", "--json", tmp_path / "found.json")
     pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen(
-        [*command, "--json", str(tmp_path / "found.json")], **pipes, text=True, env=child_environment()
-    ) as process:
+    with subprocess.Popen([sys.executable, *command], **pipes, text=True, env=child_environment()) as process:
         assert process.stdout.readline() == "recording\n"
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=60)
