@@ -15,6 +15,7 @@ ON_HOST = {  # the operators that may run on the host of a GPU, and why
     "SparseCross": "texts and their numbers",
     "ResourceSparseApplyMomentum": "TensorFlow has none",
     "SparseSoftmaxCrossEntropyWithLogits": "none of float64",
+    "ScatterNd": "none of bool, which Keras's updates by rows take",
 }
 KERNELS: dict[str, list[dict[str, list[str]]]] = json.loads(FILE.read_text())["kernels"]
 """By operator, the types that each of its kernels takes, by attribute."""
@@ -35,7 +36,8 @@ if __name__ == "__main__":
     KERNELS.clear()
     for kernel in kernels.get_all_registered_kernels().kernel:
         known = KERNELS.setdefault(kernel.op, []) if kernel.device_type in ("GPU", "DEFAULT") else []
-        of_types = {each.name: [tf.as_dtype(t).name for t in each.allowed_values.list.type] for each in kernel.constraint}
+        taken = {each.name: [tf.as_dtype(t).name for t in each.allowed_values.list.type] for each in kernel.constraint}
+        of_types = {name: types for name, types in taken.items() if types}  # others are of the operator's way
         if of_types not in known:
             known.append(of_types)
     FILE.write_text(json.dumps({"tensorflow": tf.__version__, "kernels": KERNELS}, sort_keys=True, separators=(",", ":")))

@@ -131,8 +131,8 @@ def _group(op: Operator) -> int:
 def _advanced(counter: tf.Tensor, n: int) -> tf.Tensor:
     """Return the counter ``n`` further: a number of 128 bits, its lower half first."""
     advanced = counter + tf.constant([n, 0], tf.uint64)
-    carry = tf.cast(advanced < counter, tf.uint64)
-    return advanced + tf.reverse(carry, [0])
+    has_carry = tf.reverse(advanced < counter, [0])  # of such numbers themselves, no GPU has a reversal
+    return advanced + tf.cast(has_carry, tf.uint64)
 
 
 def _cut(job: Job, op: Operator, rank: int, rows: int, drawn: tf.Tensor) -> tf.Tensor:
