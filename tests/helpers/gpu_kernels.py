@@ -1,4 +1,4 @@
-"""Hold operators against the kernels of TensorFlow's wheel for GPUs; run with that wheel, it writes their list anew."""
+"""Hold operators against the kernels of TensorFlow's wheel for GPUs; run with that wheel, it writes their list."""
 
 from __future__ import annotations
 
