@@ -43,7 +43,7 @@ def _no_recording_stays_open() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _emits_what_gpus_have(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What models' steps are made of has kernels for GPUs, or is meant for the host."""
+    """Refuse functions with an operator that has no kernel for GPUs, unless it is meant for the host."""
     if request.path.parent.name in ("models", "keras_layers", "one_device", "optimizers", "composite"):
         from helpers.gpu_kernels import without_kernel
 

@@ -128,7 +128,7 @@ class _Start:
             optimizers = {name: each.source for name, each in applied.items() if isinstance(each, KerasOptimizer)}
             trainer.start(execution, runs, optimizers)
         display.say(plan.brief())
-        if plan.parallelism > 1 and not (plan.n_split_operators or plan.n_collectives or computes_on_gpu()):
+        if context.processes.local_size > 1 and not (plan.n_split_operators or plan.n_collectives or computes_on_gpu()):
             display.say("note: a single rank (-n 1) has all of a machine's cores, of which each of these ranks has its part")
         context.report(plan, display)
 

@@ -220,8 +220,7 @@ class TrainerRanks(LedRanks):
     def value(self, key: str) -> np.ndarray:
         """Return the global value of a variable's shards, on every rank; while rank 0 leads, only there."""
         entry = self.state[key]
-        is_whole = entry.is_whole_on(self.processes.size)
-        full = entry.variables[0].numpy() if is_whole else self._gather(key, not self.leads)
+        full = entry.variables[0].numpy() if entry.is_whole_on(self.processes.size) else self._gather(key, not self.leads)
         assert full is not None
         return full
 

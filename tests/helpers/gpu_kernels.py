@@ -18,7 +18,7 @@ ON_HOST = {  # the operators that may run on the host of a GPU, and why
     "ScatterNd": "none of bool, which Keras's updates by rows take",
 }
 KERNELS: dict[str, list[dict[str, list[str]]]] = json.loads(FILE.read_text())["kernels"]
-"""By operator, the types that each of its kernels takes, by attribute."""
+"""The kernels of each operator: the types that a kernel takes, by the operator's attribute."""
 
 
 def without_kernel(graph: tf.Graph) -> list[str]:

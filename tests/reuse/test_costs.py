@@ -30,11 +30,7 @@ from tensoropt.tools.offline import record
 
 HARDWARE = named("v100-1x4")
 MESH = HARDWARE.mesh(4)
-SMALL = {
-    "lenet5": lambda: models.lenet5(batch=8),
-    "mlp": lambda: zoo.mlp().loss,
-    "attention": lambda: zoo.attention().loss,
-}
+SMALL = {"lenet5": lambda: models.lenet5(batch=8), "mlp": lambda: zoo.mlp().loss, "attention": lambda: zoo.attention().loss}
 
 
 @cache

@@ -23,6 +23,7 @@ from trainer.models import (
 )
 
 from tensoropt.profiling.hardware import Origin, named
+from tensoropt.runtime.ranks import Processes
 
 # Keras says so of every dataset and generator that its fit is given.
 pytestmark = pytest.mark.filterwarnings("ignore:.shuffle=True. was passed")
@@ -153,5 +154,6 @@ def test_steps_give_keras_loops_numbers_and_metrics_may_have_many(fresh):
 
 def test_a_plan_that_splits_nothing_says_who_has_all_cores(monkeypatch, capfd):
     monkeypatch.setenv("TENSOROPT_QUIET", "0")
+    monkeypatch.setattr(Processes, "local_size", 2)
     parallelized(n_ranks=2, cluster=replace(named("v100-1x2"), measured=Origin("2026-01-01", "", 0)))
     assert "a single rank (-n 1) has all of a machine's cores" in capfd.readouterr().err
