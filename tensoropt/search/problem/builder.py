@@ -129,13 +129,13 @@ class ProblemBuilder:
 
     def _assignments(self, node: FusionGroup) -> Callable[[], Assignments]:
         op = node.operators[0]
-        is_forced = op.name in self.force
+        forced = self.force.get(op.name)
 
         def found() -> Assignments:
-            everything = states_of(self.space, node, self.rules, self.mesh, is_forced)
-            if not is_forced:
-                return everything
-            configs = tuple(config for config, in everything)
+            states = states_of(self.space, node, self.rules, self.mesh, forced)
+            if forced is None:
+                return states
+            configs = tuple(config for config, in states)
             return tuple((config,) for config in allowed(self.force, op, self.rules[op.name], self.mesh, configs))
 
         return found

@@ -16,8 +16,9 @@ full space while that has at most MOST_CONFIGS configs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain, groupby, product
+from math import prod
 
 from ...ir.graph import Graph
 from ...reschedule.layout import Axes
@@ -61,23 +62,26 @@ def nodes_of(
     return tuple(FusionGroup((op,), tuple(((0, name),) for name in rules[op.name].extents)) for op in alone)
 
 
-def states_of(space: str, node: FusionGroup, rules: Mapping[str, Rule], mesh: Mesh, everything: bool) -> Assignments:
+def states_of(
+    space: str, node: FusionGroup, rules: Mapping[str, Rule], mesh: Mesh, forced: Mapping[str, int] | None
+) -> Assignments:
     """Return the configs of the node's operators in each of its states.
 
     Args:
-        everything: whether to return all configs, as in the full space; the node must have one operator then.
+        forced: degrees of factors for which to return all configs, as in the full space; the node must have one operator.
     """
+    everything = space == FULL or forced is not None
     of = [rules[op.name] for op in node.operators]
     names = [
         tuple(dict(reversed(members)).get(i, NONE) for i in range(len(of)))
         for members in node.factors
         if any(name in of[i].splittable for i, name in members)
-        and (space == FULL or everything or not any(name in _later_halos(of[i]) for i, name in members))
+        and (everything or not any(name in _later_halos(of[i]) for i, name in members))
     ]
-    if space == FULL or everything:
+    if everything:
         assert len(of) == 1
         names += [(f"+{group}",) for group in range(len(of[0].linear))]
-        assignments: Iterable[tuple[tuple[str, ...], ...]] = product([(NONE,), *names], repeat=len(mesh.sizes))
+        assignments = _of_degrees([(NONE,), *names], mesh.sizes, forced or {})
     else:
         assignments = _runs([(NONE,) * len(of), *names], mesh)
     splittable = [{NONE, *rule.splittable, *(f"+{group}" for group in range(len(rule.linear)))} for rule in of]
@@ -98,6 +102,23 @@ def states_of(space: str, node: FusionGroup, rules: Mapping[str, Rule], mesh: Me
         else:
             found.setdefault(tuple(state), tuple(configs))
     return tuple(found.values())
+
+
+def _of_degrees(
+    names: list[tuple[str, ...]], sizes: tuple[int, ...], degrees: Mapping[str, int]
+) -> Iterator[tuple[tuple[str, ...], ...]]:
+    """Yield the assignments of axes to names that give some of them these degrees, without looking at all others."""
+    if not sizes:
+        if all(degree == 1 for degree in degrees.values()):
+            yield ()
+        return
+    if prod(degrees.values()) > prod(sizes):
+        return
+    for name in names:
+        degree = degrees.get(name[0], sizes[0])
+        if degree % sizes[0] == 0:
+            left = degrees | {name[0]: degree // sizes[0]} if name[0] in degrees else degrees
+            yield from ((name, *rest) for rest in _of_degrees(names, sizes[1:], left))
 
 
 def _later_halos(rule: Rule) -> list[str]:
