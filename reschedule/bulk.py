@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ import numpy as np
 from .bounded_cache import BoundedCache
 from .dijkstra import StepTimes, path_time_ns, rewinding, unwinding
 from .layout_graph import LayoutGraph, layout_graph
-from .orders import Ints, Mask, axes_of_mask, orders
+from .orders import Ints, Mask, axes_of_mask, mask_of_axes, orders
 from .steps import COMMUNICATING, KINDS, Move, State, leading_dim, move_between
 
 _MOST_TIMES = 1 << 23
@@ -176,13 +177,23 @@ def _with_chains(
     for i, leaving in chains.items():
         times[i] += path_time_ns(steps, states[i], leaving)
         times[:, i] += path_time_ns(steps, near[i], rewinding(states[i], leaving))
-    for i in chains:
-        for j, other in enumerate(states):
-            for source, target, k, m in ((states[i], other, i, j), (other, states[i], j, i)):
-                if direct := move_between(source, target):
-                    times[k, m] = steps.time_ns(source, direct)
+    pairs = _may_be_one_step(states)
+    pairs[np.ix_(*[np.setdiff1d(np.arange(len(states)), list(chains))] * 2)] = False
+    for i, j in np.argwhere(pairs).tolist():
+        if direct := move_between(states[i], states[j]):
+            times[i, j] = steps.time_ns(states[i], direct)
     np.fill_diagonal(times, 0)
     return times
+
+
+def _may_be_one_step(states: Sequence[State]) -> Mask:
+    """Return which pairs one step may lead between: the others needn't be looked at, bool[states, states]."""
+    splits = np.array([[hash(axes) for axes in state.splits] for state in states], np.int64).reshape(len(states), -1)
+    axes = np.array([[mask_of_axes(state.partial), mask_of_axes(chain(*state.splits))] for state in states])
+    n_changed = sum((each[:, None] != each for each in splits.T), np.zeros((len(states),) * 2, np.int8))
+    has_same_axes = (axes[:, None] == axes).all(axis=2)
+    found: Mask = (n_changed < 2) | ((n_changed == 2) & has_same_axes)
+    return found
 
 
 def _between_ends(steps: StepTimes, weighted: Weighted, states: Sequence[State], inside: Ints, numbers: Ints) -> Ints:
@@ -209,8 +220,7 @@ def _between_ends(steps: StepTimes, weighted: Weighted, states: Sequence[State],
     times[:, inside] = searched[columns[0]].T
     for j, each, column in zip(outside, entering, columns[1:], strict=True):
         times[:, j] = (searched[column] + np.array([[time_ns] for _, time_ns, _ in each])).min(axis=0)
-    splits = np.array([[hash(axes) for axes in states[i].splits] for i in outside], np.int64).reshape(len(outside), -1)
-    for i, j in np.argwhere((splits[:, None] != splits[None, :]).sum(axis=2) <= 2).tolist():
+    for i, j in np.argwhere(_may_be_one_step([states[i] for i in outside])).tolist():
         source, target = outside[i], outside[j]
         direct = move_between(states[source], states[target])
         if direct is not None:

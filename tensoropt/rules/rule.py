@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import product
+from itertools import chain, combinations_with_replacement, groupby, product
 from typing import Any
 
 from ..ir.graph import Operator
@@ -371,6 +371,14 @@ def configs(rule: Rule, mesh: Mesh) -> tuple[Config, ...]:
     n_axes = len(mesh.sizes)
     assignments = product(names, repeat=n_axes) if n_axes <= EXHAUSTIVE_AXES else _contiguous(names, n_axes)
     choices = (Config(mesh, assignment) for assignment in assignments)
+    return tuple(config for config in choices if not why_unsearched(rule, config))
+
+
+def configs_by_degrees(rule: Rule, mesh: Mesh) -> tuple[Config, ...]:
+    """Return a valid config of a rule for each choice of its factors' degrees, which are all that compute depends on."""
+    names = (NONE, *rule.splittable, *(f"+{i}" for i in range(len(rule.linear))))
+    of_equal = [combinations_with_replacement(names, len([*axes])) for _, axes in groupby(mesh.sizes)]
+    choices = (Config(mesh, tuple(chain.from_iterable(parts))) for parts in product(*of_equal))
     return tuple(config for config in choices if not why_unsearched(rule, config))
 
 

@@ -155,7 +155,7 @@ def _evaluated(request: Request, mesh: Mesh, n: int, is_coarse: bool) -> ModelFr
     def coarse(node: FusionGroup) -> Assignments:
         return tuple(
             state
-            for state in states_of(space, node, rules, mesh, None)
+            for state in states_of(space, node, rules, mesh)
             if all(len({*zip(mesh.level_of_axis, config.assignment, strict=True)}) == n_levels for config in state)
         )
 

@@ -60,7 +60,7 @@ def task_of(name: str, hardware: Hardware, seed: int | None = None, most: int = 
         def few(node: FusionGroup) -> Assignments:
             key = node.operators[0].name
             if key not in possible:
-                possible[key] = states_of(COMPACT, node, task.rules, mesh, everything=False)
+                possible[key] = states_of(COMPACT, node, task.rules, mesh)
             return chosen.get(key, possible[key][:1])
 
         return ProblemBuilder(model.graph, model.backward, costing, mesh, COMPACT, states=few).build()

@@ -63,7 +63,7 @@ def nodes_of(
 
 
 def states_of(
-    space: str, node: FusionGroup, rules: Mapping[str, Rule], mesh: Mesh, forced: Mapping[str, int] | None
+    space: str, node: FusionGroup, rules: Mapping[str, Rule], mesh: Mesh, forced: Mapping[str, int] | None = None
 ) -> Assignments:
     """Return the configs of the node's operators in each of its states.
 

@@ -32,7 +32,7 @@ from ...program.schedule import ONE_FORWARD_ONE_BACKWARD, StepOrder, Times, of_s
 from ...reschedule.mesh import Mesh
 from ...rules.config_arrays import ConfigArrays
 from ...rules.registry import rule_of
-from ...rules.rule import configs
+from ...rules.rule import configs_by_degrees
 from ...sharding.model import Model
 from ...sharding.stages import Crossing, Stages
 from .submeshes import Block
@@ -161,7 +161,7 @@ class OperatorTimes:
         rule = rule_of(op)
         kind = self.costing.kind(op, rule)
         if kind not in self._fastest_ns:
-            costs = ConfigCosts(self.costing, op, ConfigArrays.of(rule, configs(rule, self._mesh)))
+            costs = ConfigCosts(self.costing, op, ConfigArrays.of(rule, configs_by_degrees(rule, self._mesh)))
             fastest = int(costs.compute_ns.argmin())
             time_ns, backward_ns = costs.times_ns[:, fastest].tolist()
             self._fastest_ns[kind] = time_ns, backward_ns, int(costs.adding_ns[fastest])

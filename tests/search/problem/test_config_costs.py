@@ -25,7 +25,7 @@ from tensoropt.profiling.hardware_costs import OperatorCosts
 from tensoropt.profiling.work import Measured, WorkItem
 from tensoropt.rules.config_arrays import ConfigArrays
 from tensoropt.rules.registry import rule_of
-from tensoropt.rules.rule import configs, interface_of
+from tensoropt.rules.rule import configs, configs_by_degrees, interface_of
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.rematerializable import is_rematerializable, may_be_rematerialized_at_all
 
@@ -77,8 +77,10 @@ def assert_equal_costs(costing: OperatorCosting, seed: int) -> None:
         if op.updates is not None:
             continue
         rule = rule_of(op)
-        chosen = configs(rule, mesh)
-        chosen = tuple(random.Random(seed).sample(chosen, min(MOST_CONFIGS, len(chosen))))
+        every = configs(rule, mesh)
+        fastest = [ConfigCosts(costing, op, ConfigArrays.of(rule, each)) for each in (every, configs_by_degrees(rule, mesh))]
+        assert fastest[0].compute_ns.min() == fastest[1].compute_ns.min(), op.where()
+        chosen = tuple(random.Random(seed).sample(every, min(MOST_CONFIGS, len(every))))
         costs = ConfigCosts(costing, op, ConfigArrays.of(rule, chosen))
         ones = [ConfigCosts(costing, op, ConfigArrays.of(rule, (config,))) for config in chosen]
         interfaces = [interface_of(rule, config) for config in chosen]

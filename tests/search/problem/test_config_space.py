@@ -23,7 +23,7 @@ from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
 from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.search.problem.builder import ProblemBuilder
-from tensoropt.search.problem.config_space import COMPACT, FULL, MOST_FACTORS, space_for, states_of, unit_orders
+from tensoropt.search.problem.config_space import COMPACT, FULL, MOST_FACTORS, nodes_of, space_for, states_of, unit_orders
 from tensoropt.search.problem.fusion_groups import FusionGroup, fusion_groups, is_contraction
 from tensoropt.search.problem.strategy_problem import StrategyProblem
 from tensoropt.sharding.consumers import consumers_of
@@ -122,7 +122,7 @@ def test_configs_of_the_compact_space(name: str, cluster: str) -> None:
     rules = {op.name: rule_of(op) for op in graph.step_operators}
     several = 0
     for node in nodes_in(graph):
-        states = states_of(COMPACT, node, rules, mesh, everything=False)
+        states = states_of(COMPACT, node, rules, mesh)
         assert len(set(states)) == len(states)
         for configs in states:
             for config in configs:
@@ -130,6 +130,19 @@ def test_configs_of_the_compact_space(name: str, cluster: str) -> None:
                 assert len(runs) == len(set(runs)) <= MOST_FACTORS
                 several += len(runs) > 1
     assert several > 0
+
+
+@pytest.mark.parametrize("name", ["lenet5", "rnnlm"])
+def test_forced_degrees_are_found_as_they_are_among_all_configs(name: str) -> None:
+    graph, mesh, n_found = model_of(name).graph, Mesh.of(2, 6), 0
+    rules = {op.name: rule_of(op) for op in graph.step_operators}
+    for node in nodes_of(FULL, graph, rules, {}, frozenset()):
+        every, names = states_of(FULL, node, rules, mesh), [*rules[node.operators[0].name].extents]
+        for degrees in [{names[0]: 2}, {names[0]: 1, names[-1]: 6}, dict.fromkeys(names[:3], 2)] if names else []:
+            asked = tuple(each for each in every if all(each[0].degree(name) == n for name, n in degrees.items()))
+            assert states_of(COMPACT, node, rules, mesh, degrees) == asked
+            n_found += len(asked)
+    assert n_found
 
 
 def test_alike_layers_share_their_arrays() -> None:
