@@ -7,9 +7,10 @@ has one stage, is searched. Each has a bound of a step's time and of a device's 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations, pairwise, product
+from itertools import combinations
 
 import numpy as np
 
@@ -197,13 +198,22 @@ class Cutting:
     def _all_of_few(self, of_stages: Sequence[Sequence[Block]], needs: StageNeeds) -> list[Cut]:
         """Return all cuts on all devices; none where they are more than FEW_CUTS."""
         count, n = len(of_stages), len(needs.names)
-        all_blocks = [
-            blocks
-            for blocks in product(*of_stages)
-            if all(one.end == other.first for one, other in pairwise(blocks)) and blocks[-1].end == self.parallelism
-        ]
-        if math.comb(n - 1, count - 1) * len(all_blocks) > MOST_COUNTED:
+        n_ways = [Counter({self.parallelism: 1})]  # in which the stages from each on can follow a device
+        for blocks in reversed(of_stages):
+            n_ways.append(Counter())
+            for block in blocks:
+                n_ways[-1][block.first] += n_ways[-2][block.end]
+        if math.comb(n - 1, count - 1) * n_ways.pop().total() > MOST_COUNTED:
             return []
+        all_blocks: list[tuple[Block, ...]] = [()]
+        for blocks in of_stages:
+            after = n_ways.pop()
+            all_blocks = [
+                (*before, block)
+                for before in all_blocks
+                for block in blocks
+                if after[block.end] and (not before or before[-1].end == block.first)
+            ]
         found = []
         for places in combinations(range(1, n), count - 1):
             if (np.diff(needs.trained[[0, *places, n]]) > 0).all():
