@@ -20,6 +20,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from .bounded_cache import BoundedCache
 from .bulk import times_between
 from .cost_model import ManyStepCosts, StepCosts
 from .dijkstra import StepTimes, cheapest_moves, dijkstra_moves
@@ -32,6 +33,7 @@ from .steps import Move, State, Step, make_step
 from .units import UnitMesh, units
 
 _TOO_LONG_NS = 3600 * 10**9
+_tables: BoundedCache[tuple[object, ...], Ints] = BoundedCache(1 << 26)
 
 
 class ReschedulingError(ValueError):
@@ -173,6 +175,9 @@ def all_pairs(mesh: Mesh, shape: Shape, itemsize: int, costs: StepCosts, layouts
     Raises:
         ReschedulingError: a layout is of another mesh or rank, or does not fit the shape; or a path takes over an hour.
     """
+    key = costs, size_class(mesh, shape, itemsize), tuple(layouts)
+    if (known := _tables.get(key)) is not None:
+        return known
     replicated = Layout.replicated(mesh, len(shape))
     for layout in layouts:
         _check(layout, replicated, shape)
@@ -185,6 +190,7 @@ def all_pairs(mesh: Mesh, shape: Shape, itemsize: int, costs: StepCosts, layouts
     time_ns[np.ix_(inside, inside)] = between_units
     if time_ns.size and time_ns.max() >= _TOO_LONG_NS:
         raise ReschedulingError(f"rescheduling {shape} on {mesh} takes over an hour by the cost model, check its units")
+    _tables.put(key, time_ns, time_ns.nbytes)
     return time_ns
 
 
