@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from accumulate import models
 from helpers.large import first
+from helpers.searches import find_with_stages
 from helpers.strategies import Link
 from pipeline.orders import interleaved, makespan
 from pipeline.replays import bytes_of_passes, with_parameters
@@ -29,7 +30,6 @@ from tensoropt.runtime.execution import execute
 from tensoropt.runtime.other_programs import peak_beside
 from tensoropt.runtime.ranks import Processes
 from tensoropt.search.asked import request_of
-from tensoropt.search.candidates.find_staged import find_with_stages
 from tensoropt.search.frontiers.find_frontier import ModelFrontier
 from tensoropt.search.request import Request
 from tensoropt.search.stages.memory import StageCosts, bytes_together, ends_of

@@ -29,9 +29,11 @@ from tensoropt import zoo
 from tensoropt.ft import Budget
 from tensoropt.profiling.hardware import Hardware, named
 from tensoropt.profiling.hardware_costs import CollectiveCosts
-from tensoropt.search.candidates.find_staged import find_with_stages
+from tensoropt.search.candidates.find_staged import search_with_stages
+from tensoropt.search.candidates.joined_frontier import frontier_of
 from tensoropt.search.candidates.staged_frontier_points import PlanPoint
 from tensoropt.search.request import Request
+from tensoropt.search.stages.points import SearchedWhole
 from tensoropt.sharding.model import Model
 from tensoropt.tools.offline import record
 from tensoropt.zoo import language, layers
@@ -89,8 +91,9 @@ def hardware_of(row: dict) -> Hardware:
 
 def fastest(row: dict, model: Model, **asked: Any) -> PlanPoint:
     asked = {"micro_batches": 1, "budget": BUDGET, "wants_frontier": False, "without": frozenset({"remat"}), **asked}
-    request = Request(model, hardware_of(row), None, **asked)
-    return find_with_stages(request, row["devices"], (row.get("pipeline", 1),)).points_of[-1]
+    request = Request(model, hardware_of(row), None, stages=(row.get("pipeline", 1),), **asked)
+    search = search_with_stages(request, row["devices"])
+    return frontier_of(request, row["devices"], [*map(SearchedWhole.of, search.whole), *search.cuts]).points_of[-1]
 
 
 @cache
