@@ -31,11 +31,11 @@ WORTH_WORKERS = 400
 """Operators of a model from which the points of a curve are searched in worker processes, which take seconds to start."""
 
 
-def find_answer(option: str, request: Request, parallelism: int | Sequence[int] | None) -> Plan | Curve:
-    """Return the answer to one of the options: a plan, or for ``profiling`` a curve.
+def find_answer(option: str, request: Request, parallelism: int | Sequence[int] | None) -> Plan:
+    """Return the plan that one of the options asks for.
 
     Args:
-        option: one of ``OPTIONS``.
+        option: ``mini_time`` or ``mini_parallelism``.
         parallelism: a number of devices, or several. None stands for all parallelisms of the hardware, and for its largest
             with ``mini_time``.
 
@@ -45,8 +45,6 @@ def find_answer(option: str, request: Request, parallelism: int | Sequence[int] 
     """
     available = request.hardware.parallelisms()
     counts = list(available) if parallelism is None else parallelisms(parallelism)
-    if option == "profiling":
-        return profiling([(request, count) for count in counts])
     if option == "mini_time" and parallelism is None:
         counts = [max(available)]
     if option == "mini_time" and len(counts) != 1:

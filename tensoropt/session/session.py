@@ -141,10 +141,9 @@ class Session:
                 checked_collectives(None),
                 measuring=self._recording.paused(),
             )
-        if not isinstance(found, Curve):
-            self._display.say(found.brief())
-            self.context.report(found, self._display)
-            self._reported = found
+        self._display.say(found.brief())
+        self.context.report(found, self._display)
+        self._reported = found
         return found
 
     def _curve(self, options: PlanningOptions) -> Curve:

@@ -9,7 +9,6 @@ from typing import Any
 
 from ..common.progress import Display
 from ..plan.plan import Plan
-from ..plan.scaling_curve import Curve
 from ..profiling.hardware import Hardware
 from ..runtime.context import Context
 from ..runtime.execute import HOROVOD
@@ -56,8 +55,8 @@ class PlanningOptions:
         *,
         wants_frontier: bool = True,
         measuring: AbstractContextManager[Any] | None = None,
-    ) -> Plan | Curve:
-        """Return the plan, or the curve, that the options ask for; every rank must call it.
+    ) -> Plan:
+        """Return the plan that the options ask for; every rank must call it.
 
         Args:
             first_values: returns the function of variables' first values, so that plans can be measured.
@@ -81,7 +80,7 @@ class PlanningOptions:
                     collectives,
                 )
         request = replace(request, wants_frontier=wants_frontier)
-        found: Plan | Curve = context.on_first_rank(lambda: find_answer(self.option, request, self.parallelism))
+        found: Plan = context.on_first_rank(lambda: find_answer(self.option, request, self.parallelism))
         return found
 
     def request(self, model: Model, hardware: Hardware, collectives: str, display: Display) -> Request:

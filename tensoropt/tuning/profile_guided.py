@@ -26,7 +26,6 @@ import numpy as np
 
 from ..common.errors import InputError
 from ..plan.plan import Plan
-from ..plan.scaling_curve import Curve
 from ..profiling.cache import cache_folder
 from ..profiling.store import FILE, Store
 from ..profiling.tensorflow_engine import TensorFlowEngine
@@ -45,7 +44,7 @@ from ..sharding.model import Model
 from ..sharding.strategy import Strategy
 from .baseline_trial import BaselineTrial
 from .interleaved_timing import FirstValue
-from .planned_parts import PlannedPart, parts_of, parts_of_points, parts_without_stages, work_of
+from .planned_parts import PlannedPart, part_of, parts_of, parts_of_points, work_of
 
 Search = Callable[[MeasuredOperators], Plan]
 NEGLIGIBLE = 0.01
@@ -168,7 +167,8 @@ class MeasuredSearch:
         of_plan = self._of_plan(plan)
         if is_first or not of_plan:
             wanted = {self._work_items[operator].key for operator, _ in of_plan}
-            without = parts_without_stages(plan, self.limit_bytes) if len(plan.stages) > 1 else []
+            alone = plan.frontier.fastest_without_stages(self.limit_bytes) if len(plan.stages) > 1 else None
+            without = [] if alone is None else [part_of(*alone)]
             baselines = [_of_data_parallelism(part.frontier) for part in (*parts, *without)]
             others = self._unmeasured([*without, *baselines], least_us)
             of_plan += [each for each in others if self._work_items[each[0]].key not in wanted]
@@ -314,9 +314,7 @@ def find_measured(
     worth = WORTH_TRYING if is_tried or is_asked else WORTH_STAGES
 
     def search(known: MeasuredOperators) -> Plan:
-        plan = find_answer(option, replace(request, known=known, worth_stages=worth), parallelism)
-        assert not isinstance(plan, Curve)
-        return plan
+        return find_answer(option, replace(request, known=known, worth_stages=worth), parallelism)
 
     with closing(opened_store(processes)) as store:
         timer = OperatorTimer(ranks_per_core=processes.ranks_per_core)

@@ -239,7 +239,6 @@ def _placed(rng: random.Random, draw: Draw, hardware: Hardware) -> Plan:
         except InputError as error:
             _assert_impossible(error)
             continue
-        assert isinstance(plan, Plan)
         for operator, block in placed.items():
             (stage,) = (each for each in plan.stages if operator in {op.name for op in each.operators})
             assert stage.devices == block.devices

@@ -186,7 +186,6 @@ def test_the_peak_of_a_plan_is_of_both_its_stages() -> None:
 def test_what_runs_beside_and_what_is_told_of_ranks_is_of_all_stages_on_a_device() -> None:
     asked = request("mlp")
     plan, model = frontier_of(asked).plan(0), models.recorded("mlp", "adam")
-    assert isinstance(plan, Plan)
     values = model.first_values
     execution = execute(plan, model.model, lambda name: values[name], Processes(0, 1, ("here",)), "emulated")
     assert len(execution.engine.local_parameter_bytes) == plan.parallelism == 2

@@ -32,7 +32,7 @@ from tensoropt.search.baselines import data_parallel
 from tensoropt.search.baselines.task import BaselineTask
 from tensoropt.search.frontiers.find_frontier import ModelFrontier
 from tensoropt.search.options import find_answer, mini_time
-from tensoropt.tuning.planned_parts import parts_of, parts_without_stages, work_of
+from tensoropt.tuning.planned_parts import part_of, parts_of, work_of
 from tensoropt.tuning.profile_guided import NEGLIGIBLE, MeasuredSearch, _of_data_parallelism, find_measured, parse_budget
 
 ALONE = Processes(0, 1, ("here",))
@@ -144,8 +144,8 @@ def test_the_fastest_plan_without_stages_is_measured_beside_one_with_stages():
     frontier = find_with_stages(request, DEVICES, (1, 2))
     plan = frontier.plan([point.n_stages for point in frontier.points_of].index(2))
     searching = MeasuredSearch(ALONE, model, lambda known: plan, 1e9, Store(None, "here"), machine)  # type: ignore[arg-type]
-    assert parts_without_stages(plan, limit_bytes=1) == []
-    (without,) = parts_without_stages(plan, None)
+    assert frontier.fastest_without_stages(limit_bytes=1) is None
+    without = part_of(*frontier.fastest_without_stages(None))
     graph = without.frontier.model.graph
     assert {name for name, _ in without.pairs(model)} == {op.name for op in graph.step_operators if op.updates is None}
     searching._measure_all(searching._wanted(plan, is_first=True), lambda: False)
