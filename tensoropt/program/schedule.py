@@ -98,15 +98,13 @@ class StepOrder(NamedTuple):
 
         Raises:
             InputError: there is no such schedule.
-            ValueError: stages are interleaved, and it isn't said how.
         """
         schedule, n = self.schedule, self.n_micro_batches
         if schedule != PLAIN:
             check_schedule(schedule)
-        if self.interleaving is not None:
-            return interleaved_orders(len(self.in_flight), n, self.interleaving)
         if schedule == INTERLEAVED:
-            raise ValueError("interleaved stages without how they share submeshes")
+            assert self.interleaving
+            return interleaved_orders(len(self.in_flight), n, self.interleaving)
         found, ahead = [], n
         for stage, (most, deferred) in enumerate(zip(self.in_flight, self.deferred, strict=True)):
             ahead = n if schedule == ALL_FORWARD else max(1, min(most, ahead))

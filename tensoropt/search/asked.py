@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
@@ -57,6 +57,9 @@ class Request:
         keeps_found: whether Ctrl-C ends a search with what it has found, if anything fits.
         worth_stages: the share of a step that stages must be predicted to save, where plans without are possible too:
             WORTH_STAGES, or WORTH_TRYING where both are run.
+        stages: the numbers of stages that are asked for, of which 1 stands for plans without. None: none are, or as few as
+            the placement takes.
+        schedule: the order of the stages' passes; None for the default.
     """
 
     model: Model
@@ -79,6 +82,13 @@ class Request:
     worth_stages: float = WORTH_STAGES
     tell: Callable[[str], None] | None = None
     keeps_found: bool = False
+    stages: tuple[int, ...] | None = None
+    schedule: str | None = None
+
+    @property
+    def asks_for_stages(self) -> bool:
+        """Whether plans with stages are asked for: by their numbers, or by a placement of operators."""
+        return bool(self.placed) or max(self.stages or (1,)) > 1
 
 
 def check_option(option: object) -> None:
@@ -98,6 +108,8 @@ def request_of(
     force: object,
     without: object = (),
     micro_batches: object = None,
+    stages: object = None,
+    schedule: str | None = None,
 ) -> Request:
     """Return the request that a user's arguments describe, after checking them.
 
@@ -106,10 +118,12 @@ def request_of(
         force: degrees by factor by operator, and the devices that operators are placed on.
         without: the choices that strategies must not use.
         micro_batches: the number of micro-batches; None leaves it open.
+        stages: a number of stages, or several.
+        schedule: the order of the stages' passes.
 
     Raises:
-        InputError: ``memory`` or ``force`` is malformed, ``without`` names an unknown choice, or the model can't be trained
-            in so many micro-batches.
+        InputError: ``memory``, ``stages`` or ``force`` is malformed, ``without`` names an unknown choice, or the model can't
+            be trained in so many micro-batches.
     """
     limit = limit_of(memory, hardware)
     degrees, placed = split_force(force)
@@ -127,6 +141,8 @@ def request_of(
         without=left_out,
         micro_batches=slices,
         placed={**model.placed, **by_operator(model.graph, placed)},
+        stages=None if stages is None else checked_stages(stages),
+        schedule=schedule,
     )
 
 
@@ -225,26 +241,6 @@ def checked_stages(given: object) -> tuple[int, ...]:
     return tuple(dict.fromkeys(several))
 
 
-def stages_asked_for(stages: object, schedule: str | None, is_placed: bool = False) -> tuple[int, ...] | None:
-    """Return the numbers of stages that a user asks for, of which 1 stands for plans without; None if none are asked for.
-
-    Args:
-        is_placed: whether operators are placed on devices, for which there are stages too.
-
-    Raises:
-        InputError: they aren't whole numbers from 1 up, or can't be combined with what else is asked for.
-    """
-    counts = None if stages is None else checked_stages(stages)
-    if schedule is not None and max(counts or (1,)) == 1 and not is_placed:
-        raise InputError(f"schedule={schedule!r} is the order in which stages run; give stages=2 or more with it")
-    return counts
-
-
 def must_be_tried(request: Request) -> bool:
     """Return whether predictions aren't enough to take stages that weren't asked for, and no plan will be run."""
     return request.worth_stages > WORTH_TRYING and request.hardware.measured is not None
-
-
-def asks_for_stages(request: Request, stages: Sequence[int] | None) -> bool:
-    """Return whether plans with stages are asked for: by their numbers, or by a placement of operators."""
-    return bool(request.placed) or max(stages or (1,)) > 1

@@ -86,13 +86,13 @@ class Comparison:
                 memory = memory_text(at.sum_bytes), memory_text(each.peak_bytes(point))
                 rows.append([name, *memory, *times, told, seconds, marks])
                 name = seconds = ""
-        rows += [self._staged_row(name, plan) for name, plan in self.in_stages.items()]
+        rows += [self._plan_row(name, plan) for name, plan in self.in_stages.items()]
         times = [f"{kind} (us)" for kind in ("time", "simulated", "compute", "network")]
         headers = ["algorithm", "paper's sum", "memory per device", *times, "above", "seconds", ""]
         align = ("left", *("right",) * 8, "left")
         return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=align)
 
-    def _staged_row(self, name: str, plan: Plan) -> list[str]:
+    def _plan_row(self, name: str, plan: Plan) -> list[str]:
         """Return the table's row of a plan in stages."""
         fits = self.limit_bytes is None or plan.needed_bytes <= self.limit_bytes
         above = self._above_frontier(plan)
@@ -177,10 +177,10 @@ class Comparison:
             "turning_point": found.turning_point(),
             "algorithms": [self._algorithm_json(name, each) for name, each in self.all().items()],
             "notes": self.notes(),
-            **{name: self._staged_json(plan) for name, plan in self.in_stages.items()},
+            **{name: self._plan_json(plan) for name, plan in self.in_stages.items()},
         }
 
-    def _staged_json(self, plan: Plan) -> dict[str, Any]:
+    def _plan_json(self, plan: Plan) -> dict[str, Any]:
         """Return the JSON value of a plan in stages."""
         return {
             "stages": [{"devices": list(stage.devices), "last_operator": stage.last_operator} for stage in plan.stages],

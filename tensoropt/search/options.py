@@ -16,7 +16,7 @@ from ..plan.plan import Plan
 from ..plan.scaling_curve import Curve, CurvePoint
 from ..profiling.available_memory import available_memory_bytes
 from ..rules.registry import are_own
-from .asked import WORTH_STAGES, Request, asks_for_stages, must_be_tried, parallelisms
+from .asked import WORTH_STAGES, Request, must_be_tried, parallelisms
 from .candidates.find_staged import search_with_stages
 from .candidates.joined_frontier import why_too_large
 from .candidates.search_candidates import CandidateSearch
@@ -31,30 +31,20 @@ WORTH_WORKERS = 400
 """Operators of a model from which the points of a curve are searched in worker processes, which take seconds to start."""
 
 
-def find_answer(
-    option: str,
-    request: Request,
-    parallelism: int | Sequence[int] | None,
-    stages: Sequence[int] | None = None,
-    schedule: str | None = None,
-) -> Plan | Curve:
-    """Return the answer to one of the options: a plan, or for ``profiling`` a curve.
+def find_answer(option: str, request: Request, parallelism: int | Sequence[int] | None) -> Plan:
+    """Return the plan that one of the options asks for.
 
     Args:
-        option: one of ``OPTIONS``.
+        option: ``mini_time`` or ``mini_parallelism``.
         parallelism: a number of devices, or several. None stands for all parallelisms of the hardware, and for its largest
             with ``mini_time``.
-        stages: the numbers of stages, of which 1 stands for plans without; None: none, or as few as a placement takes.
-        schedule: the order of the stages' passes; None for the default.
 
     Raises:
         InputError: nothing fits, ``mini_time`` is asked for several parallelisms; or as
-            :func:`.candidates.find_staged.find_with_stages`.
+            :func:`.candidates.find_staged.search_with_stages`.
     """
     available = request.hardware.parallelisms()
     counts = list(available) if parallelism is None else parallelisms(parallelism)
-    if option == "profiling":
-        return profiling([(request, count) for count in counts], stages=stages, schedule=schedule)
     if option == "mini_time" and parallelism is None:
         counts = [max(available)]
     if option == "mini_time" and len(counts) != 1:
@@ -62,7 +52,7 @@ def find_answer(
             f"option 'mini_time' takes one parallelism, got {counts}; option 'profiling' compares several, and "
             "'mini_parallelism' takes the fewest devices that fit"
         )
-    plan = _found(option, request, counts, stages, schedule)
+    plan = _found(option, request, counts)
     frontier = plan.frontier
     assert frontier is not None
     # The peaks in the table are computed for it, which takes a third of the search's time.
@@ -76,13 +66,7 @@ def mini_time(request: Request, parallelism: int) -> Plan:
     return _found("mini_time", request, [parallelism])
 
 
-def _found(
-    option: str,
-    request: Request,
-    parallelisms: Sequence[int],
-    stages: Sequence[int] | None = None,
-    schedule: str | None = None,
-) -> Plan:
+def _found(option: str, request: Request, parallelisms: Sequence[int]) -> Plan:
     """Return the fastest plan that fits at the least parallelism at which any does.
 
     It has stages only if the request allows them, and nothing else fits or they are predicted to pay.
@@ -95,7 +79,7 @@ def _found(
     why: InputError | None = None
     for parallelism in sorted(parallelisms):
         try:
-            search, why = search_with_stages(request, parallelism, stages, schedule), None
+            search, why = search_with_stages(request, parallelism), None
         except InputError as error:  # so few devices can't have these stages, or what is forced
             why = error
             continue
@@ -146,8 +130,6 @@ def _without_stages(frontier: Frontier[PlanPoint], plan: Plan, request: Request)
 def profiling(
     asked: Sequence[tuple[Request, int]],
     on_point: Callable[[Curve], None] = lambda of_one: None,
-    stages: Sequence[int] | None = None,
-    schedule: str | None = None,
 ) -> Curve:
     """Return the least time within the memory limit at each number of devices, without executing anything.
 
@@ -156,7 +138,6 @@ def profiling(
     Args:
         asked: what is asked at each number of devices.
         on_point: called with each point as soon as it is known, as a curve of this point alone.
-        stages, schedule: see :func:`find_answer`.
 
     Raises:
         InputError: none can.
@@ -164,10 +145,8 @@ def profiling(
     bases = {request.hardware.name: request.hardware.basis() for request, _ in asked}
     errors, found, empty = list[InputError](), dict[int, CurvePoint](), Curve((), asked[0][0].assumed, bases)
     asked = [(dataclasses.replace(each, budget=each.budget or OF_CURVE, keeps_found=False), count) for each, count in asked]
-    for number, point in _curve_points(asked, stages, schedule):
+    for number, point in _curve_points(asked):
         if isinstance(point, InputError):
-            if not asks_for_stages(asked[0][0], stages):
-                raise point
             errors.append(point)
             continue
         found[number] = point
@@ -177,9 +156,7 @@ def profiling(
     return dataclasses.replace(empty, points=tuple(found[number] for number in sorted(found)))
 
 
-def _curve_points(
-    asked: Sequence[tuple[Request, int]], stages: Sequence[int] | None, schedule: str | None
-) -> Iterator[tuple[int, CurvePoint | InputError]]:
+def _curve_points(asked: Sequence[tuple[Request, int]]) -> Iterator[tuple[int, CurvePoint | InputError]]:
     """Yield each point's number, and the point or why there is none, as soon as it's known; large models have workers."""
     request = asked[0][0]
     is_large = len(request.model.graph.operators) >= WORTH_WORKERS and are_own()
@@ -187,15 +164,12 @@ def _curve_points(
     n = min(n_workers(available_memory_bytes(1)), len(asked)) if is_large and all(map(can_be_sent, own)) else 1
     if n == 1:
         for number, (each, count) in enumerate(asked):
-            try:
-                yield number, _curve_point(each, count, stages, schedule)
-            except InputError as error:
-                yield number, error
+            yield number, _curve_point(each, count)
         return
     said, tell = request.progress, request.tell
     *most_first, least = sorted(range(len(asked)), key=lambda number: -asked[number][1])  # most devices take longest
     order = [least, *most_first]
-    tasks = [(own[number], asked[number][1], stages, schedule) for number in order]
+    tasks = [(own[number], asked[number][1]) for number in order]
 
     def report(task: int, text: str, *of_parts: int) -> None:
         if not of_parts and tell is not None:
@@ -207,20 +181,20 @@ def _curve_points(
         yield order[task], point
 
 
-def _point_in_worker(
-    request: Request, parallelism: int, stages: Sequence[int] | None, schedule: str | None, report: Callable[..., None]
-) -> CurvePoint | InputError:
-    """Return a point of a curve, or why there is none."""
-    try:
-        return _curve_point(dataclasses.replace(request, progress=report, tell=report), parallelism, stages, schedule)
-    except InputError as error:
-        return error
+def _point_in_worker(request: Request, parallelism: int, report: Callable[..., None]) -> CurvePoint | InputError:
+    return _curve_point(dataclasses.replace(request, progress=report, tell=report), parallelism)
 
 
-def _curve_point(request: Request, parallelism: int, stages: Sequence[int] | None, schedule: str | None) -> CurvePoint:
-    started, is_asked = time.monotonic(), asks_for_stages(request, stages)
+def _curve_point(request: Request, parallelism: int) -> CurvePoint | InputError:
+    """Return a point of a curve; why there is none, where stages are asked for, which other points may have."""
+    started, is_asked = time.monotonic(), request.asks_for_stages
     request = dataclasses.replace(request, wants_frontier=request.wants_frontier and is_asked)
-    search = search_with_stages(request, parallelism, stages, schedule)
+    try:
+        search = search_with_stages(request, parallelism)
+    except InputError as error:
+        if not is_asked:
+            raise
+        return error
     in_stages = search.frontier() or (search.least if search.alone is None else None)
     if search.alone is not None:
         return curve_point(in_stages or search.alone[0], request)

@@ -10,7 +10,6 @@ import os
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -27,13 +26,13 @@ from ..plan.scaling_curve import Curve, configurations
 from ..profiling.hardware import Hardware
 from ..runtime.context import Context, resolve_cluster
 from ..runtime.engine import Engine
-from ..runtime.execute import HOROVOD, checked_collectives, loaded_plan
+from ..runtime.execute import checked_collectives, loaded_plan
 from ..runtime.execution import Execution, execute
 from ..runtime.failures.error_handling import explain_errors
 from ..runtime.prepare import model_of
 from ..runtime.ranks import Processes, display_here
 from ..runtime.same_data import SameData
-from ..search.asked import Request, check_option, parallelisms, request_of, stages_asked_for
+from ..search.asked import Request, check_option, parallelisms
 from ..search.options import profiling
 from ..sharding.micro_batches import with_batch
 from ..sharding.model import Model
@@ -142,10 +141,9 @@ class Session:
                 checked_collectives(None),
                 measuring=self._recording.paused(),
             )
-        if not isinstance(found, Curve):
-            self._display.say(found.brief())
-            self.context.report(found, self._display)
-            self._reported = found
+        self._display.say(found.brief())
+        self.context.report(found, self._display)
+        self._reported = found
         return found
 
     def _curve(self, options: PlanningOptions) -> Curve:
@@ -158,18 +156,16 @@ class Session:
             parallelisms(given)
         per_device = [None] if options.batch_per_device is None else parallelisms(options.batch_per_device)
         own = self.model()
-        counts = stages_asked_for(options.stages, options.schedule, bool(own.placed))
-        may_take_stages = counts is None and checked_collectives(None) != HOROVOD
+        collectives = checked_collectives(None)
 
         def request(hardware: Hardware, batch: int | None) -> Request:
             graph = own.graph if batch in (None, own.graph.batch) else with_batch(own.graph, batch)
             model = own if graph is own.graph else Model(graph, analyse(graph), placed=own.placed)
-            found = request_of(model, hardware, options.memory, options.force, options.without, options.micro_batches)
-            return replace(found, progress=self._display.update, may_take_stages=may_take_stages)
+            return options.request(model, hardware, collectives, self._display)
 
         configured = configurations(clusters, None if given is None else shapes)
         points = [(request(each, batch and batch * count), count) for batch in per_device for each, count in configured]
-        return self.context.on_first_rank(lambda: profiling(points, stages=counts, schedule=options.schedule))
+        return self.context.on_first_rank(lambda: profiling(points))
 
     # Building
 

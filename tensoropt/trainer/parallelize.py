@@ -112,11 +112,9 @@ class _Start:
             else:
                 with display.phase("search for a plan"):
                     own_values = partial(first_values, captured)
-                    found = self.options.find(
+                    plan = self.options.find(
                         *(model, context.hardware, context, display, own_values, self.collectives), wants_frontier=False
                     )
-                    assert isinstance(found, Plan)
-                    plan = found
             values = first_values(captured)
             execution = execute(
                 plan, model, values, context.processes, self.collectives, display, values_are_exchanged=True

@@ -9,11 +9,10 @@ from typing import Any
 
 from ..common.progress import Display
 from ..plan.plan import Plan
-from ..plan.scaling_curve import Curve
 from ..profiling.hardware import Hardware
 from ..runtime.context import Context
 from ..runtime.execute import HOROVOD
-from ..search.asked import request_of, stages_asked_for
+from ..search.asked import Request, request_of
 from ..search.options import find_answer
 from ..sharding.constraints import Force
 from ..sharding.model import Model
@@ -56,8 +55,8 @@ class PlanningOptions:
         *,
         wants_frontier: bool = True,
         measuring: AbstractContextManager[Any] | None = None,
-    ) -> Plan | Curve:
-        """Return the plan, or the curve, that the options ask for; every rank must call it.
+    ) -> Plan:
+        """Return the plan that the options ask for; every rank must call it.
 
         Args:
             first_values: returns the function of variables' first values, so that plans can be measured.
@@ -67,10 +66,7 @@ class PlanningOptions:
         Raises:
             InputError: an option is malformed, or nothing fits.
         """
-        request = request_of(model, hardware, self.memory, self.force, self.without, self.micro_batches)
-        counts = stages_asked_for(self.stages, self.schedule, bool(request.placed))
-        may_take_stages = counts is None and collectives != HOROVOD
-        request = replace(request, progress=display.update, may_take_stages=may_take_stages)
+        request = self.request(model, hardware, collectives, display)
         if self.profile_budget is not None:
             with measuring or nullcontext():
                 return find_measured(
@@ -82,11 +78,14 @@ class PlanningOptions:
                     context.on_first_rank,
                     first_values,
                     collectives,
-                    counts,
-                    self.schedule,
                 )
         request = replace(request, wants_frontier=wants_frontier)
-        found: Plan | Curve = context.on_first_rank(
-            lambda: find_answer(self.option, request, self.parallelism, counts, self.schedule)
-        )
+        found: Plan = context.on_first_rank(lambda: find_answer(self.option, request, self.parallelism))
         return found
+
+    def request(self, model: Model, hardware: Hardware, collectives: str, display: Display) -> Request:
+        """Return what the options ask for of a model on some hardware; see :meth:`find`."""
+        options = (self.memory, self.force, self.without, self.micro_batches, self.stages, self.schedule)
+        found = request_of(model, hardware, *options)
+        may_take_stages = self.stages is None and collectives != HOROVOD
+        return replace(found, progress=display.update, may_take_stages=may_take_stages)

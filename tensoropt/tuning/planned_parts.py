@@ -54,20 +54,13 @@ def parts_of(plan: Plan) -> list[PlannedPart]:
     return [PlannedPart(frontier, configs) for frontier, configs in parts if frontier is not None]
 
 
-def parts_without_stages(plan: Plan, limit_bytes: int | None) -> list[PlannedPart]:
-    """Return the one part of the fastest plan without stages that was searched beside a plan and fits, if there is one."""
-    assert plan.frontier is not None
-    fastest = plan.frontier.fastest_without_stages(limit_bytes)
-    return [] if fastest is None else [_part(*fastest)]
-
-
 def parts_of_points(frontier: PlanFrontier | None) -> Iterator[PlannedPart]:
     """Yield the parts of all points of a frontier."""
     assert frontier is not None
     for point in range(len(frontier)):
         for part in frontier.parts(point):
-            yield _part(*part)
+            yield part_of(*part)
 
 
-def _part(frontier: ModelFrontier, point: int) -> PlannedPart:
+def part_of(frontier: ModelFrontier, point: int) -> PlannedPart:
     return PlannedPart(frontier, frontier.built.strategy(frontier.found.strategies[point]).configs)

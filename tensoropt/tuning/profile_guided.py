@@ -26,7 +26,6 @@ import numpy as np
 
 from ..common.errors import InputError
 from ..plan.plan import Plan
-from ..plan.scaling_curve import Curve
 from ..profiling.cache import cache_folder
 from ..profiling.store import FILE, Store
 from ..profiling.tensorflow_engine import TensorFlowEngine
@@ -35,7 +34,7 @@ from ..rules.rule import Config
 from ..runtime.execute import MPI
 from ..runtime.measuring.operator_timer import OperatorTimer, OperatorTrial, Timed
 from ..runtime.ranks import Processes
-from ..search.asked import WORTH_STAGES, WORTH_TRYING, asks_for_stages
+from ..search.asked import WORTH_STAGES, WORTH_TRYING
 from ..search.baselines import data_parallel
 from ..search.baselines.task import BaselineTask
 from ..search.frontiers.find_frontier import ModelFrontier
@@ -45,7 +44,7 @@ from ..sharding.model import Model
 from ..sharding.strategy import Strategy
 from .baseline_trial import BaselineTrial
 from .interleaved_timing import FirstValue
-from .planned_parts import PlannedPart, parts_of, parts_of_points, parts_without_stages, work_of
+from .planned_parts import PlannedPart, part_of, parts_of, parts_of_points, work_of
 
 Search = Callable[[MeasuredOperators], Plan]
 NEGLIGIBLE = 0.01
@@ -168,7 +167,8 @@ class MeasuredSearch:
         of_plan = self._of_plan(plan)
         if is_first or not of_plan:
             wanted = {self._work_items[operator].key for operator, _ in of_plan}
-            without = parts_without_stages(plan, self.limit_bytes) if len(plan.stages) > 1 else []
+            alone = plan.frontier.fastest_without_stages(self.limit_bytes) if len(plan.stages) > 1 else None
+            without = [] if alone is None else [part_of(*alone)]
             baselines = [_of_data_parallelism(part.frontier) for part in (*parts, *without)]
             others = self._unmeasured([*without, *baselines], least_us)
             of_plan += [each for each in others if self._work_items[each[0]].key not in wanted]
@@ -290,8 +290,6 @@ def find_measured(
     on_first_rank: Callable[[Callable[[], Any]], Any] = lambda compute: compute(),
     first_values: Callable[[], FirstValue] | None = None,
     collectives: str = MPI,
-    stages: Sequence[int] | None = None,
-    schedule: str | None = None,
 ) -> Plan:
     """Return a plan that is found by measured operators; every rank must call it. Measurements are kept, however the
     search ends. The number of micro-batches isn't searched, except with stages.
@@ -300,7 +298,6 @@ def find_measured(
         budget: see :func:`parse_budget`.
         first_values: returns the function of variables' first values, so that plans can be run; None to run none.
         collectives: the implementation of collectives by which plans run.
-        stages, schedule: see :func:`..search.options.find_answer`.
 
     Raises:
         InputError: no budget, a curve is asked for, or the plan is for other devices than these, which can't be measured
@@ -308,7 +305,7 @@ def find_measured(
     """
     budget_s = parse_budget(budget)
     _refuse_unmeasurable(option, request)
-    is_asked = asks_for_stages(request, stages)
+    is_asked = request.asks_for_stages
     if request.micro_batches is None and not is_asked:
         request = replace(request, searches_micro_batches=False)
     # Where no trial follows, stages that nobody asked for must pay by more than predictions are off.
@@ -317,10 +314,7 @@ def find_measured(
     worth = WORTH_TRYING if is_tried or is_asked else WORTH_STAGES
 
     def search(known: MeasuredOperators) -> Plan:
-        asked = replace(request, known=known, worth_stages=worth)
-        plan = find_answer(option, asked, parallelism, stages, schedule)
-        assert not isinstance(plan, Curve)
-        return plan
+        return find_answer(option, replace(request, known=known, worth_stages=worth), parallelism)
 
     with closing(opened_store(processes)) as store:
         timer = OperatorTimer(ranks_per_core=processes.ranks_per_core)

@@ -32,7 +32,7 @@ from tensoropt.ir.graph import Graph
 from tensoropt.plan.frontier_file import Frontier
 from tensoropt.profiling.hardware import named
 from tensoropt.search.asked import Request
-from tensoropt.search.candidates.find_staged import find_with_stages
+from tensoropt.search.candidates.find_staged import search_with_stages
 from tensoropt.search.candidates.staged_frontier_points import PlanPoint
 from tensoropt.search.stages.times import PassTimes, step_us
 from tensoropt.tools.offline import record
@@ -98,9 +98,8 @@ def main() -> None:
         ways = {"searched": (f"{count} stages", {}, limit), "megatron": (of_force, force, None)}
         for title, forced, limit_bytes in (ways[each] for each in given.plans.split(",")):
             start = time.process_time()
-            found = find_with_stages(
-                replace(request, force=forced, limit_bytes=limit_bytes), request.hardware.n_devices, (count,)
-            )
+            asked = replace(request, force=forced, limit_bytes=limit_bytes, stages=(count,))
+            found = search_with_stages(asked, request.hardware.n_devices).frontier()
             rows.append(row(title, found, device_bytes, time.process_time() - start))
             print(tabulate(rows[-1:], HEADERS, disable_numparse=True), flush=True)
     print(f"\n{tabulate(rows, HEADERS, disable_numparse=True)}")

@@ -75,11 +75,12 @@ def row_of_stages(case: tuple[str, Budget, list[int]]) -> list[str]:
     model = recorded(name).model
     from tensoropt.profiling.hardware import named
     from tensoropt.search.asked import Request
-    from tensoropt.search.candidates.find_staged import find_with_stages
+    from tensoropt.search.candidates.find_staged import search_with_stages
 
     hardware = named(cluster)
     start = time.perf_counter()
-    found = find_with_stages(Request(model, hardware, None, budget=budget), hardware.n_devices, counts)
+    request = Request(model, hardware, None, budget=budget, stages=tuple(counts))
+    found = search_with_stages(request, hardware.n_devices).frontier()
     seconds = time.perf_counter() - start
     of_each = [sum(sum(stage.seconds_by_phase.values()) for stage in each.frontiers) for each in found.searched]
     simulated = [seconds - sum(of_each) + queued(of_each, n_cores) for n_cores in CORES]

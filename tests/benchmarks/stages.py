@@ -96,8 +96,8 @@ def plans_by_rates(recorded: Recorded, context: Context, micro_batches: list[int
         fastest = frontier.plan(frontier.found.fastest(), "mini_time")
         values = {FASTEST: fastest.to_json(), DATA_PARALLEL: find_baseline(frontier, "data-parallel").plan(0).to_json()}
         for n, schedule in product(micro_batches, schedules):
-            request = Request(recorded.model, context.hardware, None, micro_batches=n)
-            plan = find_answer("mini_time", request, processes.size, (_n_stages(schedule),), schedule)
+            asked = {"micro_batches": n, "stages": (_n_stages(schedule),), "schedule": schedule}
+            plan = find_answer("mini_time", Request(recorded.model, context.hardware, None, **asked), processes.size)
             values[_title(n, schedule)] = plan.to_json()
     values = processes.broadcast(values)
     return {
@@ -111,12 +111,10 @@ def plans_by_measured_operators(
     """Return the plans that are compared, each found by operators that were measured for it; every rank must call it."""
 
     def found(stages: tuple[int, ...], n: int | None = None, schedule: str | None = None, runs: bool = False) -> Any:
-        request = Request(recorded.model, context.hardware, None, micro_batches=n)
+        request = Request(recorded.model, context.hardware, None, micro_batches=n, stages=stages, schedule=schedule)
         first_values = recorded.first_values if runs else None
         ranks, on_first_rank = context.processes, context.on_first_rank
-        return find_measured(
-            "mini_time", request, None, budget, ranks, on_first_rank, first_values, MPI, stages, schedule
-        )
+        return find_measured("mini_time", request, None, budget, ranks, on_first_rank, first_values)
 
     fastest = found((1,))
     plans: Plans = {FASTEST: fastest}

@@ -21,7 +21,8 @@ KINDS = {
     "flag": (
         r"\b(_?has_stages|is_staged|ends is (not )?None|asks_for_stages)\b"
         r"|\bunstaged\b|interleaving is (not )?None"
-        r"|len\([\w.]*stages\) ([=!]=|[<>]=?) 1\b|(n_stages|stages\.n) ([=!]=|[<>]=?) 1\b|max\((stages|counts)[^)]*\)+ [=>]"
+        r"|len\([\w.]*stages\) ([=!]=|[<>]=?) 1\b|(n_stages|stages\.n) ([=!]=|[<>]=?) 1\b"
+        r"|max\((\w+\.)?(stages|counts)[^)]*\)+ [=>]"
     ),
     "call": (
         r"(?<!def )\b(load_any\w*|any_(text|json)|find_any_answer|find_answer_with_stages|execute_staged\w*"

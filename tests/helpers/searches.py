@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tensoropt.costs.held_bytes import least_held_bytes, least_summed_bytes
@@ -10,7 +11,9 @@ from tensoropt.program.schedule import ONE_FORWARD_ONE_BACKWARD
 from tensoropt.search.candidates.by_bound import Fit, by_bound
 from tensoropt.search.candidates.candidate import Candidate, possible_micro_batches
 from tensoropt.search.candidates.search_candidates import CandidateSearch
+from tensoropt.search.candidates.staged_frontier_points import PlanPoint
 from tensoropt.search.frontiers.find_frontier import ModelFrontier
+from tensoropt.search.options import find_answer
 from tensoropt.search.request import Request
 from tensoropt.sharding.model import Model
 
@@ -20,6 +23,15 @@ def fastest_that_fits(request: Request, parallelism: int) -> tuple[tuple[ModelFr
     search = CandidateSearch(request, parallelism)
     search.search_whole()
     return search.alone, search.whole
+
+
+def find_with_stages(
+    request: Request, parallelism: int, stages: Sequence[int] | None, schedule: str | None = None
+) -> Frontier[PlanPoint]:
+    """Return the frontier of the plan that is found in these numbers of stages."""
+    asked = replace(request, stages=stages and tuple(stages), schedule=schedule)
+    frontier: Frontier[PlanPoint] = find_answer("mini_time", asked, parallelism).frontier
+    return frontier
 
 
 def least_in_stages(request: Request, parallelism: int, count: int, n: int | None = None) -> Frontier:

@@ -222,8 +222,9 @@ def _point(rng: random.Random, draw: Draw, hardware: Hardware) -> Plan:
     if draw.n_stages == 1:
         found = find_frontier(model, hardware, draw.n_devices, micro_batches=draw.n)
         return found.plan(rng.randrange(len(found)), "mini_time")
-    request = replace(request_of(model, hardware, None, {}, micro_batches=draw.n), budget=Budget(seconds=0))
-    return find_answer("mini_time", request, draw.n_devices, (draw.n_stages,), draw.schedule)
+    asked = {"micro_batches": draw.n, "stages": draw.n_stages, "schedule": draw.schedule}
+    request = replace(request_of(model, hardware, None, {}, **asked), budget=Budget(seconds=0))
+    return find_answer("mini_time", request, draw.n_devices)
 
 
 def _placed(rng: random.Random, draw: Draw, hardware: Hardware) -> Plan:
@@ -231,14 +232,13 @@ def _placed(rng: random.Random, draw: Draw, hardware: Hardware) -> Plan:
     for _ in range(MOST_DRAWS):
         placed = _random_placement(rng, draw)
         force = {name: {"devices": list(block.devices)} for name, block in placed.items()}
-        request = request_of(draw.model.model, hardware, None, force, micro_batches=draw.n)
-        request = replace(request, budget=Budget(seconds=0))
+        asked = {"micro_batches": draw.n, "stages": draw.n_stages, "schedule": draw.schedule}
+        request = replace(request_of(draw.model.model, hardware, None, force, **asked), budget=Budget(seconds=0))
         try:
-            plan = find_answer("mini_time", request, draw.n_devices, (draw.n_stages,), draw.schedule)
+            plan = find_answer("mini_time", request, draw.n_devices)
         except InputError as error:
             _assert_impossible(error)
             continue
-        assert isinstance(plan, Plan)
         for operator, block in placed.items():
             (stage,) = (each for each in plan.stages if operator in {op.name for op in each.operators})
             assert stage.devices == block.devices

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 import tensorflow as tf
 from helpers.large import first
+from helpers.searches import find_with_stages
 
 from tensoropt.common.errors import InputError
 from tensoropt.ft import Budget
@@ -17,7 +18,6 @@ from tensoropt.profiling.hardware import named
 from tensoropt.search.candidates.alike_stages import AlikeStages
 from tensoropt.search.candidates.bounds import points_of
 from tensoropt.search.candidates.candidate import Candidate, Cutting
-from tensoropt.search.candidates.find_staged import find_with_stages
 from tensoropt.search.candidates.search_cut import search_cut
 from tensoropt.search.request import Request
 from tensoropt.search.stages.cuts import Cut

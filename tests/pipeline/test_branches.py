@@ -12,12 +12,12 @@ import tensorflow as tf
 from accumulate import models
 from helpers import zoo
 from helpers.mpirun import run_ranks
+from helpers.searches import find_with_stages
 from pipeline.staged import random_cuts
 from pipeline.test_cuts import of_all_cuts, slow_link, times_of
 
 from tensoropt.ft import Budget
 from tensoropt.ir.graph import SOURCES, VARIABLE
-from tensoropt.search.candidates.find_staged import find_with_stages
 from tensoropt.search.request import Request
 from tensoropt.search.stages.cuts import balanced
 from tensoropt.search.stages.submeshes import Block, blocks_of

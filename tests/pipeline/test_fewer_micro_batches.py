@@ -9,6 +9,7 @@ import accumulate.models as models
 import numpy as np
 import pytest
 from helpers.large import first
+from helpers.searches import find_with_stages
 
 from tensoropt import zoo
 from tensoropt.ft import Budget
@@ -18,7 +19,6 @@ from tensoropt.search.candidates import bounds as candidate_bounds
 from tensoropt.search.candidates import by_bound
 from tensoropt.search.candidates.bounds import Corners, bound_of_cut, points_of
 from tensoropt.search.candidates.candidate import Candidate, Cutting, least_bytes
-from tensoropt.search.candidates.find_staged import find_with_stages
 from tensoropt.search.request import Request
 from tensoropt.search.stages.cuts import Cut
 from tensoropt.search.stages.needs import StageNeeds

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from accumulate import models
 from helpers.large import first
+from helpers.searches import find_with_stages
 from helpers.strategies import Link
 from pipeline.orders import interleaved, makespan
 from pipeline.replays import bytes_of_passes, with_parameters
@@ -29,7 +30,6 @@ from tensoropt.runtime.execution import execute
 from tensoropt.runtime.other_programs import peak_beside
 from tensoropt.runtime.ranks import Processes
 from tensoropt.search.asked import request_of
-from tensoropt.search.candidates.find_staged import find_with_stages
 from tensoropt.search.frontiers.find_frontier import ModelFrontier
 from tensoropt.search.request import Request
 from tensoropt.search.stages.memory import StageCosts, bytes_together, ends_of
@@ -186,7 +186,6 @@ def test_the_peak_of_a_plan_is_of_both_its_stages() -> None:
 def test_what_runs_beside_and_what_is_told_of_ranks_is_of_all_stages_on_a_device() -> None:
     asked = request("mlp")
     plan, model = frontier_of(asked).plan(0), models.recorded("mlp", "adam")
-    assert isinstance(plan, Plan)
     values = model.first_values
     execution = execute(plan, model.model, lambda name: values[name], Processes(0, 1, ("here",)), "emulated")
     assert len(execution.engine.local_parameter_bytes) == plan.parallelism == 2

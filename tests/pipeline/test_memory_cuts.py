@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import accumulate.models as models
 import pytest
+from helpers.searches import find_with_stages
 
 from tensoropt import zoo
 from tensoropt.ft import Budget
 from tensoropt.ir.graph import PLACEHOLDER, SOURCES
 from tensoropt.profiling.hardware import named
 from tensoropt.search.candidates.candidate import least_memory
-from tensoropt.search.candidates.find_staged import find_with_stages
 from tensoropt.search.request import Request
 from tensoropt.search.stages.cuts import balanced
 from tensoropt.search.stages.needs import StageNeeds

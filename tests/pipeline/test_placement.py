@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import accumulate.models as models
 import numpy as np
 import pytest
 from helpers.large import first
+from helpers.searches import find_with_stages
 
 import tensoropt
 from tensoropt.common.errors import InputError
@@ -16,7 +18,6 @@ from tensoropt.ft import Budget
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 from tensoropt.search.asked import request_of
-from tensoropt.search.candidates.find_staged import find_with_stages
 from tensoropt.search.options import find_answer
 from tensoropt.search.request import Request, searched
 from tensoropt.search.stages.placement import fewest_stages
@@ -31,9 +32,7 @@ def request(name: str, force: object, cluster: str = "v100-1x4", **changed: obje
 
 
 def plan_of(asked: Request, stages: object = None) -> Plan:
-    plan = find_answer("mini_time", asked, asked.hardware.n_devices, stages)  # type: ignore[arg-type]
-    assert isinstance(plan, Plan)
-    return plan
+    return find_answer("mini_time", dataclasses.replace(asked, stages=stages), asked.hardware.n_devices)  # type: ignore[arg-type]
 
 
 def products(name: str) -> list[str]:

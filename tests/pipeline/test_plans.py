@@ -31,8 +31,9 @@ TRAIN = Path(__file__).parent / "train.py"
 
 def plan_of(name: str, n_stages: object, parallelism: int = 4, schedule: str | None = None, **changed: object) -> Plan:
     asked = {"budget": Budget(seconds=0), **changed}
+    asked |= {"stages": checked_stages(n_stages), "schedule": schedule}
     request = Request(models.recorded(name, "adam").model, named("v100-1x4"), None, **asked)  # type: ignore[arg-type]
-    return find_answer("mini_time", request, parallelism, checked_stages(n_stages), schedule)
+    return find_answer("mini_time", request, parallelism)
 
 
 def embedded_in(page: Path) -> str:
@@ -97,8 +98,8 @@ def test_more_micro_batches_are_in_flight_over_a_slow_link_where_they_fit() -> N
         changed = replace(level, bytes_per_s=level.bytes_per_s * factor, latency_us=0.0)
         levels = tuple(changed if each is level else each for each in hardware.levels)
         asked = replace(hardware, levels=levels), limit_bytes
-        request = Request(model, *asked, micro_batches=4, budget=Budget(seconds=0))
-        return find_answer("mini_time", request, 2, (2,))
+        request = Request(model, *asked, micro_batches=4, budget=Budget(seconds=0), stages=(2,))
+        return find_answer("mini_time", request, 2)
 
     fast, slow = found(1e6), found(0.01)
     assert slow.stages[0].in_flight > 2 and slow.stages[1].in_flight == 1
@@ -113,8 +114,8 @@ def test_zero_bubble_is_chosen_where_it_pays_and_fits_the_limit() -> None:
     hardware = replace(hardware, levels=levels)
 
     def found(schedule: str | None, limit_bytes: int | None = None) -> Plan:
-        request = Request(model, hardware, limit_bytes, micro_batches=4, budget=Budget(seconds=0))
-        return find_answer("mini_time", request, 2, (2,), schedule)
+        asked = {"micro_batches": 4, "stages": (2,), "schedule": schedule}
+        return find_answer("mini_time", Request(model, hardware, limit_bytes, budget=Budget(seconds=0), **asked), 2)
 
     of_name = {schedule: found(schedule) for schedule in ("1f1b", "gpipe", "zero-bubble")}
     chosen, deferring = found(None), of_name["zero-bubble"]
@@ -163,13 +164,13 @@ def test_what_stages_dont_allow_gets_a_sentence(n_stages: object, changed: dict[
     model = models.recorded("mlp", "adam").model
     request = Request(model, named("v100-1x4"), changed.pop("limit_bytes", None), **changed)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=said):
-        find_answer("mini_time", request, 4, checked_stages(n_stages))
+        find_answer("mini_time", replace(request, stages=checked_stages(n_stages)), 4)
 
 
 def test_more_stages_than_there_are_parameters_are_refused() -> None:
     with pytest.raises(InputError, match="can't be cut into 8 stages"):
-        request = Request(models.recorded("dropping_out", "sgd").model, named("v100-1x8"), None)
-        find_answer("mini_time", request, 8, (8,))
+        request = Request(models.recorded("dropping_out", "sgd").model, named("v100-1x8"), None, stages=(8,))
+        find_answer("mini_time", request, 8)
 
 
 def test_a_stage_without_parameters_is_named_with_its_line() -> None:

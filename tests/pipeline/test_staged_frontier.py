@@ -11,7 +11,7 @@ import accumulate.models as models
 import numpy as np
 import pytest
 from helpers.large import first
-from helpers.searches import fastest_that_fits
+from helpers.searches import fastest_that_fits, find_with_stages
 from pipeline.staged import random_cuts, tanh_layers
 
 import tensoropt
@@ -26,10 +26,9 @@ from tensoropt.program.schedule import StepOrder
 from tensoropt.report.differences import differences, differences_text
 from tensoropt.report.frontier_rows import FrontierRows
 from tensoropt.search.asked import WORTH_STAGES, WORTH_TRYING
-from tensoropt.search.candidates.find_staged import find_with_stages
 from tensoropt.search.candidates.joined_frontier import why_too_large
 from tensoropt.search.frontiers.find_frontier import find_frontier
-from tensoropt.search.options import _fastest, find_answer
+from tensoropt.search.options import _fastest
 from tensoropt.search.request import Request
 from tensoropt.search.stages import memory as stage_memory
 from tensoropt.search.stages.memory import StageCosts, ends_of, is_divided, needed_bytes
@@ -262,7 +261,7 @@ def test_a_stage_that_alone_exceeds_the_limit_is_named() -> None:
     n_bytes = least.peak_bytes
     said = rf"in 2 stages and \d+ micro-batches stage \d alone, .*, needs {n_bytes:,} bytes .* memory={n_bytes}"
     with pytest.raises(InputError, match=said):
-        find_answer("mini_time", replace(asked, limit_bytes=n_bytes - 1), 4, (2,))
+        find_with_stages(replace(asked, limit_bytes=n_bytes - 1), 4, (2,))
     both = frontier("mlp", (1, 2))
     assert "no plan fits 10 bytes" in str(why_too_large(both, 10)) and why_too_large(both, None) is None
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers import zoo
+from helpers.searches import find_with_stages
 from pipeline.staged import check_losses, layers
 
 from tensoropt.ft import Budget
@@ -19,7 +20,6 @@ from tensoropt.profiling.hardware import Origin, named
 from tensoropt.search.asked import WORTH_STAGES, WORTH_TRYING
 from tensoropt.search.candidates import by_bound
 from tensoropt.search.candidates.candidate import Cutting
-from tensoropt.search.candidates.find_staged import find_with_stages
 from tensoropt.search.options import find_answer, mini_time, profiling
 from tensoropt.search.request import Request
 from tensoropt.search.search_problem import ProblemSearch

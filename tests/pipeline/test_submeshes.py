@@ -8,12 +8,12 @@ from dataclasses import replace
 import accumulate.models as models
 import pytest
 from helpers.large import first
+from helpers.searches import find_with_stages
 from pipeline.staged import random_cuts
 
 from tensoropt.common.errors import InputError
 from tensoropt.ft import Budget
 from tensoropt.profiling.hardware import named
-from tensoropt.search.candidates.find_staged import find_with_stages
 from tensoropt.search.candidates.staged_frontier_points import PlanPoint
 from tensoropt.search.request import Request
 from tensoropt.search.stages.cuts import _Places, balanced

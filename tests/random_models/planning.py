@@ -47,7 +47,6 @@ def plan_of(options: CaseOptions, seed: int, request: Request, option: str) -> P
         needed = [frontier.peak_bytes(point) for point in (frontier.least_point(), frontier.fastest_within(None))]
         request = replace(request, limit_bytes=rng.randint(min(needed), max(needed)))
     plan = find_answer(option, request, options.n_devices)
-    assert isinstance(plan, Plan)
     if options.kind == "limit":
         assert plan.peak_bytes is not None and request.limit_bytes is not None and plan.peak_bytes <= request.limit_bytes
     return plan

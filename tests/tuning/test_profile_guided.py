@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from accumulate import models
 from helpers import zoo
+from helpers.searches import find_with_stages
 from pipeline.test_cuts import slow_link
 
 import tensoropt
@@ -29,10 +30,9 @@ from tensoropt.runtime.ranks import Processes
 from tensoropt.search.asked import Request
 from tensoropt.search.baselines import data_parallel
 from tensoropt.search.baselines.task import BaselineTask
-from tensoropt.search.candidates.find_staged import find_with_stages
 from tensoropt.search.frontiers.find_frontier import ModelFrontier
 from tensoropt.search.options import find_answer, mini_time
-from tensoropt.tuning.planned_parts import parts_of, parts_without_stages, work_of
+from tensoropt.tuning.planned_parts import part_of, parts_of, work_of
 from tensoropt.tuning.profile_guided import NEGLIGIBLE, MeasuredSearch, _of_data_parallelism, find_measured, parse_budget
 
 ALONE = Processes(0, 1, ("here",))
@@ -121,8 +121,8 @@ def test_all_of_an_answer_with_stages_is_measured_once(stages):
     model, machine, store = models.recorded("mlp", "momentum").model, Machine(), Store(None, "here")
 
     def search(known):
-        request = Request(model, here(), None, known=known, micro_batches=4, budget=Budget(seconds=0))
-        return find_answer("mini_time", request, DEVICES, stages)
+        request = Request(model, here(), None, known=known, micro_batches=4, budget=Budget(seconds=0), stages=stages)
+        return find_answer("mini_time", request, DEVICES)
 
     plan = found(MeasuredSearch(ALONE, model, search, 1e9, store, machine, machine.clock))
     told = plan.assumed["operators"]
@@ -144,8 +144,8 @@ def test_the_fastest_plan_without_stages_is_measured_beside_one_with_stages():
     frontier = find_with_stages(request, DEVICES, (1, 2))
     plan = frontier.plan([point.n_stages for point in frontier.points_of].index(2))
     searching = MeasuredSearch(ALONE, model, lambda known: plan, 1e9, Store(None, "here"), machine)  # type: ignore[arg-type]
-    assert parts_without_stages(plan, limit_bytes=1) == []
-    (without,) = parts_without_stages(plan, None)
+    assert frontier.fastest_without_stages(limit_bytes=1) is None
+    without = part_of(*frontier.fastest_without_stages(None))
     graph = without.frontier.model.graph
     assert {name for name, _ in without.pairs(model)} == {op.name for op in graph.step_operators if op.updates is None}
     searching._measure_all(searching._wanted(plan, is_first=True), lambda: False)
@@ -159,8 +159,8 @@ def test_the_times_of_a_stage_are_those_that_were_measured():
     model = models.recorded("mlp", "momentum").model
 
     def search(known):
-        request = Request(model, here(), None, known=known, micro_batches=4, budget=Budget(seconds=0))
-        return find_answer("mini_time", request, DEVICES, (2,))
+        request = Request(model, here(), None, known=known, micro_batches=4, budget=Budget(seconds=0), stages=(2,))
+        return find_answer("mini_time", request, DEVICES)
 
     usual, slow = (
         found(MeasuredSearch(ALONE, model, search, 1e9, Store(None, "here"), machine, machine.clock))

@@ -53,7 +53,6 @@ class SearchState:
 
     Attributes:
         counts: the numbers of stages that are asked for, of which 1 stands for plans without; None where none are.
-        schedule: the order of the stages' passes; None where it is chosen.
         whole: the frontiers without stages that were searched.
         alone: the fastest point without stages that fits: a frontier, and the number of the point.
         cuts: the cuts that were searched, with the frontiers of their stages.
@@ -71,7 +70,6 @@ class SearchState:
     request: Request
     parallelism: int
     counts: Sequence[int] | None = None
-    schedule: str | None = None
     whole: list[ModelFrontier] = field(default_factory=list)
     alone: tuple[ModelFrontier, int] | None = None
     cuts: list[SearchedStages] = field(default_factory=list)
@@ -90,7 +88,8 @@ class SearchState:
         shown = self.request.progress
         said = shown and (lambda phase, done, total: shown(self.standing + phase, done, total))
         self.request = replace(self.request, placed={}, progress=said)
-        self.cutting, self.alike = Cutting(self.request, placed, self.parallelism, self.schedule), AlikeStages()
+        self.cutting = Cutting(self.request, placed, self.parallelism, self.request.schedule)
+        self.alike = AlikeStages()
 
     @property
     def best_us(self) -> float:
@@ -333,7 +332,7 @@ class Fit:
                 self.most_stages = count - 1
             return []
         assert found is not None
-        self._evaluate(found, replace(candidate, cut=None, least_us=-math.inf, schedule=search.schedule))
+        self._evaluate(found, replace(candidate, cut=None, least_us=-math.inf, schedule=search.request.schedule))
         return []
 
     def _evaluate(self, found: SearchedStages, candidate: Candidate) -> None:

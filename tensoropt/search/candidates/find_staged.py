@@ -8,33 +8,18 @@ from ...common.errors import InputError
 from ...common.garbage import older_objects_kept
 from ...costs.objectives import MEMORY_TIME
 from ...ft import ALGORITHMS
-from ...plan.frontier_file import Frontier
 from ...program.interleaved import INTERLEAVED
 from ...program.schedule import check_schedule
-from ..asked import Request, asks_for_stages
+from ..asked import Request
 from ..problem.choices import ACCUMULATE, STAGES
 from ..stages.placement import fewest_stages
 from ..stages.points import SearchedStages
 from .search_candidates import CandidateSearch
-from .staged_frontier_points import PlanPoint
-
-
-def find_with_stages(
-    request: Request, parallelism: int, counts: Sequence[int] | None, schedule: str | None = None
-) -> Frontier[PlanPoint]:
-    """Return the minimal points of what :func:`search_with_stages` finds."""
-    found = search_with_stages(request, parallelism, counts, schedule).frontier()
-    assert found is not None
-    return found
 
 
 @older_objects_kept()
-def search_with_stages(
-    request: Request, parallelism: int, counts: Sequence[int] | None, schedule: str | None = None
-) -> CandidateSearch:
-    """Search plans with these numbers of stages, of which 1 stands for plans without; unasked whatever is best.
-
-    None stands for as few as a placement takes. Of other numbers those are taken that go with it.
+def search_with_stages(request: Request, parallelism: int) -> CandidateSearch:
+    """Search plans with the numbers of stages that a request asks for; unasked whatever is best.
 
     They needn't be within the memory limit, see :func:`.joined_frontier.why_too_large`. A number that isn't possible beside
     others that are is left out; the frontier says so.
@@ -42,17 +27,19 @@ def search_with_stages(
     Raises:
         InputError: none of the numbers is possible, or the request has what can't be combined with stages.
     """
-    if not asks_for_stages(request, counts):
-        return CandidateSearch(request, parallelism).search_all()
+    search, schedule = CandidateSearch(request, parallelism), request.schedule
+    if not request.asks_for_stages:
+        if schedule is not None:
+            raise InputError(f"schedule={schedule!r} is the order in which stages run; give stages=2 or more with it")
+        return search.search_all()
     if schedule is not None:
         check_schedule(schedule)
-    search = CandidateSearch(request, parallelism, counts, schedule)
     placed = search.cutting.placed
     if placed and schedule == INTERLEAVED:
         raise InputError(
             "schedule='interleaved' has stages share their devices, and operators are placed; leave one of the two"
         )
-    search.counts = counts = _allowed(request, counts, fewest_stages(placed, parallelism) if placed else 1)
+    search.counts = _allowed(request, fewest_stages(placed, parallelism) if placed else 1)
     search.search_all()
     if not search.cuts and not search.whole:
         raise InputError(search.left_out[0])
@@ -62,8 +49,8 @@ def search_with_stages(
     return search
 
 
-def _allowed(request: Request, counts: Sequence[int] | None, fewest: int) -> tuple[int, ...]:
-    """Return the numbers of stages that a request allows.
+def _allowed(request: Request, fewest: int) -> tuple[int, ...]:
+    """Return the numbers of stages that a request asks for, of those that go with its placement.
 
     Args:
         fewest: in how many a placement is at least.
@@ -71,11 +58,11 @@ def _allowed(request: Request, counts: Sequence[int] | None, fewest: int) -> tup
     Raises:
         InputError: it has what can't be combined with stages.
     """
-    counts = (fewest,) if counts is None else counts
-    if fewest > 1 and set(counts) == {1}:
+    given = request.stages or (fewest,)
+    if fewest > 1 and set(given) == {1}:
         raise InputError(f"stages=1 is asked for, and operators are placed in {fewest} stages; leave one of the two")
-    counts = [count for count in counts if count > 1 or fewest == 1]
-    asked = f"stages={counts[0] if len(counts) == 1 else tuple(counts)}"
+    counts = tuple(count for count in given if count > 1 or fewest == 1)
+    asked = f"stages={counts[0] if len(counts) == 1 else counts}"
     if STAGES in request.without:
         if 1 not in counts:
             raise InputError(f"{asked} is asked for, and to do without '{STAGES}'; leave one of the two")
@@ -95,7 +82,7 @@ def _allowed(request: Request, counts: Sequence[int] | None, fewest: int) -> tup
             request.model.in_micro_batches(2)  # says why not
         if (n_steps := len(request.model.graph.train_steps)) > 1:
             raise InputError(f"{asked} is for one training step, and the model has {n_steps}; record one, or use stages=1")
-    return tuple(counts)
+    return counts
 
 
 def _why_beaten(search: CandidateSearch) -> list[str]:

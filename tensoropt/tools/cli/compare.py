@@ -59,6 +59,7 @@ def _compare(arguments: argparse.Namespace) -> None:
     checked_measurement(hardware, arguments.strict)
     from ...search.compare import compare
     from ...search.frontiers.find_frontier import find_frontier
+    from ...search.options import mini_time
     from ...search.problem.splittable import check_usable
     from ...search.request import Request
     from ..offline import record_named
@@ -73,10 +74,11 @@ def _compare(arguments: argparse.Namespace) -> None:
         print(introduction(setup), flush=True)
     model = recorded.model
     request = Request(model, hardware, limit, progress=display.update, space=arguments.space, budget=budget)
-    in_stages = {}
+    in_stages: dict[str, Plan | None] = {}
     if model.placed:
         with display.phase("search of the placement"):
-            in_stages["placed"] = _placed_plan(request, count)
+            placed = mini_time(replace(request, limit_bytes=None, space=None, placed=model.placed), count)
+            in_stages |= {"placed": placed} if len(placed.stages) > 1 else {}
     with display.phase("search"):
         frontier = find_frontier(model, hardware, count, progress=display.update, space=arguments.space, budget=budget)
         if not model.placed:
@@ -90,18 +92,6 @@ def _compare(arguments: argparse.Namespace) -> None:
     write_frontier(arguments, frontier, None, display, compared.baselines)
     lines += [f"wrote {written}" for written in (arguments.plot, arguments.report) if written is not None]
     answer(arguments, {**compared.to_json(), "model": recorded.name, "optimizer": setup.optimizer}, "\n".join(lines))
-
-
-def _placed_plan(request: Request, count: int) -> Plan | None:
-    """Return the fastest plan in as few stages as the model's placement takes; None where all is in one.
-
-    Raises:
-        InputError: there is no plan whose operators are where they are placed.
-    """
-    from ...search.options import mini_time
-
-    plan = mini_time(replace(request, limit_bytes=None, space=None, placed=request.model.placed), count)
-    return plan if len(plan.stages) > 1 else None
 
 
 def _that_pays(request: Request, count: int, frontier: ModelFrontier) -> Plan | None:

@@ -229,8 +229,6 @@ def _search(arguments: argparse.Namespace, during: contextlib.ExitStack) -> bool
     with display.phase("recording of the model"):
         recorded_with = cache(lambda batch: record_named(arguments.model, arguments.optimizer, batch or arguments.batch))
         recorded = recorded_with(per_device[0] and per_device[0] * configured[0][1])
-    if arguments.schedule is not None and max(stages) == 1 and not recorded.model.placed:
-        raise InputError("--schedule is the order in which stages run; give --stages 2 or more with it")
     for hardware, count in configured:
         check_usable(recorded.model.graph, hardware, count)
     micro_batches = checked_micro_batches(recorded.model, requested, without)
@@ -253,14 +251,16 @@ def _search(arguments: argparse.Namespace, during: contextlib.ExitStack) -> bool
             micro_batches=micro_batches,
             placed=recorded.model.placed,
             tell=lambda text: print(f"fits      {text}", flush=True),
-            may_take_stages=arguments.stages is None,
+            may_take_stages=stages is None,
             keeps_found=arguments.profile_budget is None,
+            stages=stages,
+            schedule=arguments.schedule,
         )
 
     with display.phase("search for a plan"):
         batches = [(hardware, count, each and each * count) for each in per_device for hardware, count in configured]
         asked = [(request_of(recorded_with(batch), hardware), count) for hardware, count, batch in batches]
-        found = _find(arguments, asked, stages)
+        found = _find(arguments, asked)
     compared = None
     if isinstance(found, Curve) and is_of_cost:
         for name in sorted({point.cluster for point in found.points if point.price_per_hour is None}):
@@ -287,35 +287,34 @@ def _count(text: str) -> int:
     return count
 
 
-def _stages(arguments: argparse.Namespace) -> tuple[int, ...]:
-    """Return the numbers of stages that are asked for, 1 for none.
+def _stages(arguments: argparse.Namespace) -> tuple[int, ...] | None:
+    """Return the numbers of stages that are asked for, of which 1 stands for plans without; None if there are none.
 
     Raises:
         InputError: one isn't a positive number, or something that is asked for can't be had with stages.
     """
-    texts = (arguments.stages or "1").split(",")
-    stages = tuple(positive_number(text, "--stages", "stages") for text in texts)
     if arguments.schedule is not None:
         from ...program.schedule import check_schedule
 
         check_schedule(arguments.schedule)
-    return stages
+    if arguments.stages is None:
+        return None
+    return tuple(positive_number(text, "--stages", "stages") for text in arguments.stages.split(","))
 
 
-def _find(arguments: argparse.Namespace, points: list[tuple[Request, int]], stages: tuple[int, ...]) -> Plan | Curve:
+def _find(arguments: argparse.Namespace, points: list[tuple[Request, int]]) -> Plan | Curve:
     from ...search.options import find_answer, profiling
 
-    asked, schedule = None if arguments.stages is None else stages, arguments.schedule
     request, counts = points[0][0], [count for _, count in points]
     if arguments.profile_budget is not None:
         from ...runtime.ranks import current_processes
         from ...tuning.profile_guided import find_measured
 
         budget, processes = arguments.profile_budget, current_processes()
-        return find_measured(arguments.option, request, counts, budget, processes, stages=asked, schedule=schedule)
+        return find_measured(arguments.option, request, counts, budget, processes)
     if arguments.option == "profiling":
-        return profiling(points, stages=asked, schedule=schedule)
-    return find_answer(arguments.option, request, counts, asked, schedule)
+        return profiling(points)
+    return find_answer(arguments.option, request, counts)
 
 
 def _configured(arguments: argparse.Namespace) -> list[tuple[Hardware, int]]:

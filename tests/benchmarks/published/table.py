@@ -91,9 +91,9 @@ def hardware_of(row: dict) -> Hardware:
 
 def fastest(row: dict, model: Model, **asked: Any) -> PlanPoint:
     asked = {"micro_batches": 1, "budget": BUDGET, "wants_frontier": False, "without": frozenset({"remat"}), **asked}
-    request, n = Request(model, hardware_of(row), None, **asked), row["devices"]
-    found = search_with_stages(request, n, (row.get("pipeline", 1),))
-    return frontier_of(request, n, [*map(SearchedWhole.of, found.whole), *found.cuts]).points_of[-1]
+    request = Request(model, hardware_of(row), None, stages=(row.get("pipeline", 1),), **asked)
+    search = search_with_stages(request, row["devices"])
+    return frontier_of(request, row["devices"], [*map(SearchedWhole.of, search.whole), *search.cuts]).points_of[-1]
 
 
 @cache

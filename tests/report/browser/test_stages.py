@@ -7,6 +7,7 @@ from collections import Counter
 import accumulate.models as models
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from helpers.searches import find_with_stages
 from pipeline.test_staged_frontier import hardware
 from report.browser.opened import AXE, Opened
 from report.test_report import HOSTILE
@@ -18,15 +19,14 @@ from tensoropt.report.page import write_report
 from tensoropt.report.plan_page import plan_report
 from tensoropt.report.plan_rows import PlanRows
 from tensoropt.report.sentences import time_text
-from tensoropt.search.candidates.find_staged import find_with_stages
 from tensoropt.search.options import find_answer
 from tensoropt.search.request import Request
 
 
 @pytest.fixture(scope="module")
 def plan():
-    request = Request(models.recorded("mlp", "adam").model, named("v100-1x4"), None, budget=Budget(seconds=0))
-    return find_answer("mini_time", request, 4, (2,))
+    model, hardware = models.recorded("mlp", "adam").model, named("v100-1x4")
+    return find_answer("mini_time", Request(model, hardware, None, budget=Budget(seconds=0), stages=(2,)), 4)
 
 
 def test_the_step_of_all_stages_is_drawn_and_each_stage_can_be_chosen(browser, plan, tmp_path, everything):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import refused
+from helpers.searches import find_with_stages
 
 import tensoropt
 from tensoropt.common.errors import InputError
@@ -17,7 +18,6 @@ from tensoropt.ft import Budget
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 from tensoropt.report.page import DATA_ID
-from tensoropt.search.candidates.find_staged import find_with_stages
 from tensoropt.search.request import Request
 from tensoropt.tools.cli.main import main
 from tensoropt.tools.cli.search_report import SearchSetup, result_text
@@ -135,7 +135,7 @@ def test_a_plan_that_its_devices_cannot_hold_is_noted() -> None:
     [
         (["--stages", "two"], "--stages takes a positive number of stages, got 'two'"),
         (["--stages", "8"], "8 stages on 4 devices: each takes one at least; give 4 or fewer"),
-        (["--schedule", "gpipe"], "--schedule is the order in which stages run; give --stages 2 or more with it"),
+        (["--schedule", "gpipe"], "schedule='gpipe' is the order in which stages run; give stages=2 or more with it"),
         (["--stages", "2", "--micro-batches", "7"], "which 7 doesn't divide; give a divisor of 64, such as 4 or 8"),
         (["--stages", "2", "--profile-budget", "1s"], "operators of v100-1x4 can't be measured here"),
         (["--stages", "2", "--option", "profiling", "--parallelism", "1"], "2 stages on 1 device: each takes one at least"),
