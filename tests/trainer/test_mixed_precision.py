@@ -26,7 +26,11 @@ def test_training_in_16_bits(name: str, everything: bool) -> None:
         assert not one_device.steps[0].scaling
 
 
-def test_training_in_float16_on_ranks() -> None:
-    result = run_ranks(2, mixed.__file__, "mixed_float16")
+@pytest.mark.parametrize(
+    ("name", "collectives"),
+    first(2, [("mixed_float16", "mpi"), ("mixed_float16", "tensorflow"), ("mixed_bfloat16", "tensorflow")]),
+)
+def test_training_in_16_bits_on_ranks(name: str, collectives: str) -> None:
+    result = run_ranks(2, mixed.__file__, name, env={"TENSOROPT_COLLECTIVES": collectives})
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("done") == 2

@@ -47,6 +47,8 @@ LEAVING_S = 0.3
 
 # The names of errors, since TensorFlow, which has one of them, isn't imported here.
 OUT_OF_MEMORY = ("ResourceExhaustedError", "MemoryError")
+_LOST = re.compile(r"/job:rank\d|Collective ops is aborted")
+"""TensorFlow's words on a collective, one of whose ranks has gone."""
 _NAMES_A_LINE = re.compile(r"\.(py|ipynb):\d+|<string>:\d+")
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
@@ -86,6 +88,9 @@ class ErrorHandling:
         if ending is None:
             self._say(kind, error, trace, prefix="")
             raise SystemExit(exit_code_of(error))
+        if isinstance(error, Exception) and _LOST.search(str(error)):
+            time.sleep(SPEAKING_S)  # that rank's end ends this one, too, and says why
+            self._end_all(f"rank {self.processes.rank} has lost the connection to another rank in a collective")
         if issubclass(kind, KeyboardInterrupt):
             self._end_all(f"rank {self.processes.rank}: {_named(error)}", 130)
         code = exit_code_of(error)
