@@ -226,11 +226,11 @@ def parallelize(
     from .common.tensorflow_import import import_tensorflow
 
     import_tensorflow()
-    from .trainer.parallelize import TrainingOptions, parallelized, refuse_others
+    from .trainer.parallelize import Training, TrainingOptions, parallelized, refuse_others
 
     refuse_others(given.pop("others"), parallelize)
     options, given = TrainingOptions.split(given)
-    return parallelized(options=options, **given)
+    return parallelized(given.pop("model"), given.pop("batch_size"), options, Training(**given))
 
 
 def auto(

@@ -23,7 +23,7 @@ from ..program.simulator.stages_network import StagesNetwork
 from ..program.simulator.step_graph import SEND, StageProgram, StepNode, stages_graph
 from ..program.simulator.timeline import additive_ns, timeline_of
 from ..program.stage_ends import ends_of
-from ..program.step import step_program
+from ..program.step import whole_program
 from ..program.tasks import SENT
 from ..sharding.model import Model
 from ..sharding.resharding import PathFinder
@@ -192,9 +192,7 @@ def _program(stages: Stages, number: int, orders: Orders, view: StrategyView, pa
         senders.setdefault((each.tensor, False), []).append(each.source)
     for each in sent:
         senders.setdefault((each.tensor, True), []).extend([each.target] * each.has_gradient)
-    program = step_program(
-        view, path_finder, is_whole=True, ends=ends, fetch=fetch, given=[each.tensor for each in received], needed=needed
-    )
+    program = whole_program(view, path_finder, ends, fetch, [each.tensor for each in received], needed)
     return StageProgram(view, program, flow, senders)
 
 

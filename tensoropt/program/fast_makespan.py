@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
-from itertools import chain
+from dataclasses import astuple, dataclass
+from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,7 +56,7 @@ def _passes(order: StepOrder) -> _Passes:
 
 
 @compiled
-def _run(
+def _run(  # noqa: PLR0913
     stage: Any, submesh: Any, work: Any, needed: Any, link: Any, takes: Any, early: Any, late: Any, transfer: Any, free: Any,
     ended: Any,
 ) -> None:  # fmt: skip
@@ -84,64 +84,102 @@ def _run(
             free[submesh[i], plan] = ended[i]
 
 
-def fast_makespan(
-    order: StepOrder,
-    forward: Sequence[Times],
-    backward: Sequence[Times],
-    transfer: Sequence[float],
-    first: Sequence[Times],
-    last: Sequence[float],
-    after: Sequence[Times],
-    late: Sequence[Times],
-    parameters: Sequence[Times],
-    early: Sequence[Times],
-) -> Times:
-    """Return how long all passes take together, with what is sent before and after them.
+@dataclass(frozen=True, slots=True)
+class PassTimes:
+    """Microseconds of a stage: of a micro-batch's passes, and of what runs once a step. Many plans have float64[plans] each.
+
+    Attributes:
+        before: until its first pass may begin.
+        after: when its last pass is over.
+        late: the end of a backward pass, when what earlier stages wait for has been sent.
+        parameters: the part of a backward pass that no earlier stage waits for, which a schedule may defer: the gradients of
+            parameters, and all of branches that begin in the stage.
+        early: the part of a forward pass that doesn't wait for what the stage is sent, which comes first: such branches.
+    """
+
+    forward: Times = 0.0
+    backward: Times = 0.0
+    before: Times = 0.0
+    after: Times = 0.0
+    late: Times = 0.0
+    parameters: Times = 0.0
+    early: Times = 0.0
+
+    def __add__(self, other: PassTimes) -> PassTimes:
+        return PassTimes(
+            self.forward + other.forward,
+            self.backward + other.backward,
+            self.before + other.before,
+            self.after + other.after,
+            self.late + other.late,
+            self.parameters + other.parameters,
+            self.early + other.early,
+        )
+
+    def scaled(self, factor: Times) -> PassTimes:
+        """Return all times multiplied by a factor."""
+        return PassTimes(*(each * factor for each in astuple(self)))
+
+    def total(self, n_micro_batches: int) -> Times:
+        """Return the time of all passes of a step and of what runs once."""
+        return n_micro_batches * (self.forward + self.backward) + self.before + self.after
+
+
+class Transfers(NamedTuple):
+    """How long transfers between stages are on their way, in microseconds; see :func:`step_us`.
+
+    Attributes:
+        each: for each pair of neighbouring stages, of a micro-batch's tensors; it overlaps with passes.
+        first: for each stage, of what it receives before its first pass.
+        last: for each stage, of what it sends back after its last pass. Where it comes the update waits for it.
+    """
+
+    each: list[float]
+    first: list[float]
+    last: list[float]
+
+
+def first_passes_us(times: Sequence[PassTimes], on_the_way: Transfers, submeshes: Sequence[int]) -> list[Times]:
+    """Return for each stage when what its first pass needs is there.
 
     Args:
-        forward: for each stage, the time of its forward pass of one micro-batch.
-        backward: the same of its backward pass, with the gradients of parameters.
-        transfer: for each pair of neighbouring stages, the time until what one has sent is there; it overlaps with passes.
-        first: for each stage, when what its first pass needs is there.
-        last: for each stage, how long gradients that it sends back once a step are on their way after its last pass. Where
-            they come the update waits for them.
-        after: for each stage, the time of what it does after its last pass, such as updates.
-        late: for each stage, how long its backward passes still take when what an earlier stage waits for has been sent.
-        parameters: for each stage, the part of its backward pass's time that is a pass of its own where these are deferred.
-        early: for each stage, the part of its forward pass's time that comes before it waits for what it is sent.
+        submeshes: the number of each stage's submesh. What all stages of one do before their first passes comes first.
     """
-    free, _ = _ends(order, forward, backward, transfer, first, late, parameters, early)
-    return last_end(free, order.submeshes, last, after)
+    of_each = of_submeshes([each.before for each in times], submeshes, np.add)
+    begins = [of_each[submesh] for submesh in submeshes]
+    for stage, way in enumerate(on_the_way.first):
+        if way:
+            begins[stage] = np.maximum(begins[stage], way + reduce(np.maximum, of_each))
+    return begins
 
 
-def pass_ends(
-    order: StepOrder,
-    forward: Sequence[float],
-    backward: Sequence[float],
-    transfer: Sequence[float],
-    first: Sequence[float],
-    late: Sequence[float],
-    parameters: Sequence[float],
-    early: Sequence[float],
-) -> tuple[dict[Pass, float], list[float]]:
-    """Return when each pass ends, and when the last pass of each submesh does; see :func:`fast_makespan`."""
-    free, ended = _ends(order, forward, backward, transfer, first, late, parameters, early)
+def step_us(times: Sequence[PassTimes], on_the_way: Transfers, order: StepOrder) -> Times:
+    """Return the predicted time of a step whose stages run their passes in an order, or the times of many plans."""
+    free, _ = _ends(times, on_the_way, order)
+    return last_end(free, order.submeshes, on_the_way.last, [each.after for each in times])
+
+
+def pass_ends(times: Sequence[PassTimes], on_the_way: Transfers, order: StepOrder) -> tuple[dict[Pass, float], list[float]]:
+    """Return when each pass ends, and when the last pass of each submesh does; see :func:`step_us`."""
+    free, ended = _ends(times, on_the_way, order)
     return dict(zip(merged(order.orders), ended.tolist(), strict=True)), free
 
 
-def _ends(order: StepOrder, forward: Any, backward: Any, transfer: Sequence[float], *others: Any) -> tuple[list[Any], Any]:
-    """Return when each submesh ends, and when each pass of the last plan does; see :func:`fast_makespan`."""
-    given = [*forward, *backward, *chain.from_iterable(others)]
+def _ends(times: Sequence[PassTimes], on_the_way: Transfers, order: StepOrder) -> tuple[list[Any], Any]:
+    """Return when each submesh ends, and when each pass of the last plan does."""
+    first = first_passes_us(times, on_the_way, order.submeshes)
+    kinds = ("forward", "backward", "late", "parameters", "early")
+    given = [*first, *(getattr(each, kind) for kind in kinds for each in times)]
     shape = np.broadcast_shapes(*(np.shape(each) for each in given))
     arrays = np.array(given, np.float64)[:, None] if not shape else _broadcast(given, math.prod(shape))
-    of_forward, of_backward, begins, of_late, of_parameters, of_early = (each.copy() for each in np.split(arrays, 6))
+    begins, forward, backward, late, parameters, early = (each.copy() for each in np.split(arrays, 6))
     passes = _passes(order)
     free, ended = np.array(of_submeshes(begins, order.submeshes, np.maximum)), np.empty(len(passes.stage))
     divided = passes.is_deferring
-    of_backward[divided] -= of_parameters[divided]
-    of_late[divided] = 0.0
-    takes = np.stack([of_forward - of_early, of_backward, of_parameters])
-    _run(*passes[:5], takes, of_early, of_late, np.array([*transfer, 0.0]), free, ended)
+    backward[divided] -= parameters[divided]
+    late[divided] = 0.0
+    takes = np.stack([forward - early, backward, parameters])
+    _run(*passes[:5], takes, early, late, np.array([*on_the_way.each, 0.0]), free, ended)
     return [each if shape else float(each[0]) for each in free], ended
 
 

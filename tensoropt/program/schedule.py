@@ -191,7 +191,7 @@ def of_submeshes(
 
 
 def last_end(ends: Sequence[Times], submeshes: Sequence[int], last: Sequence[float], after: Sequence[Times]) -> Times:
-    """Return when a step ends whose submeshes end their passes at ``ends``; see :func:`.fast_makespan.fast_makespan`.
+    """Return when a step ends whose submeshes end their passes at ``ends``; see :func:`.fast_makespan.step_us`.
 
     Args:
         submeshes: the number of each stage's submesh.

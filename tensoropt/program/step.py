@@ -49,6 +49,8 @@ class StepProgram:
             batch at once, has three: forward, backward, and what the backward pass defers.
         fetched: the values that the function returns.
         gradients: the gradients of variables that the function returns, by tensor name.
+        train_steps: the names of the training steps that the function runs.
+        losses: those of training steps that a stage computes, by the steps' names; None where it doesn't.
     """
 
     tasks: tuple[Task, ...]
@@ -57,6 +59,8 @@ class StepProgram:
     passes: tuple[int, ...] = ()
     fetched: tuple[Value, ...] = ()
     gradients: Mapping[str, Value] = field(default_factory=dict)
+    train_steps: tuple[str, ...] = ()
+    losses: Mapping[str, Tensor | None] = field(default_factory=dict)
 
     def source(self, value: Value) -> Value:
         """Return the value whose memory a value is."""
@@ -70,7 +74,6 @@ def step_program(
     view: StrategyView,
     path_finder: PathFinder,
     most_micro_batches: int | None = None,
-    is_whole: bool = False,
     ends: StageEnds = NOTHING_CROSSES,
     fetch: Fetch | None = None,
     given: Collection[str] = (),
@@ -81,16 +84,30 @@ def step_program(
 
     Args:
         most_micro_batches: how many micro-batches are written out at most.
-        is_whole: whether every resharding is a task, even if nothing has to be done, so that the tasks are those of every
-            strategy that regathers and rematerializes the same; see :class:`.gradient_flow.GradientFlow`.
         ends: what a stage of a pipeline exchanges with others.
         fetch: what the function runs and returns; None for all training steps, or for the whole graph if it has none.
         given: the names of the tensors that are fed, beside those that placeholders stand for.
         in_buckets: whether small gradients are summed together.
         needed: the names of the operators that are run, if they aren't just those of the function.
     """
-    flow = GradientFlow(view, path_finder, is_whole)
+    flow = GradientFlow(view, path_finder)
     return _Step(flow, fetch or all_of(view.graph), given, ends, in_buckets, needed).written(most_micro_batches)
+
+
+def whole_program(
+    view: StrategyView,
+    path_finder: PathFinder,
+    ends: StageEnds = NOTHING_CROSSES,
+    fetch: Fetch | None = None,
+    given: Collection[str] = (),
+    needed: set[str] | None = None,
+) -> StepProgram:
+    """Return the program in which every resharding is a task, even if nothing has to be done; see :func:`step_program`.
+
+    So its tasks are those of every strategy that regathers and rematerializes the same.
+    """
+    flow = GradientFlow(view, path_finder, is_whole=True)
+    return _Step(flow, fetch or all_of(view.graph), given, ends, False, needed).written(None)
 
 
 class _Step:
@@ -145,7 +162,8 @@ class _Step:
         n = micro_batching.n if most_micro_batches is None else min(micro_batching.n, most_micro_batches)
         in_micro_batches = [op for op in operators if op.updates is None and graph.n_runs(op.result.name) > 1]
         fetched = self._run_micro_batches(in_micro_batches, n, after)
-        return StepProgram(tuple(self.tasks), self.aliases, n, tuple(self._passes), fetched)
+        passes = tuple(self._passes)
+        return StepProgram(tuple(self.tasks), self.aliases, n, passes, fetched, {}, self.fetch.train_steps, self.ends.losses)
 
     def _written_at_once(self, operators: Sequence[Operator]) -> StepProgram:
         """Write a function that takes its batch at once; what it fetches is resharded as soon as it is there."""
@@ -177,7 +195,8 @@ class _Step:
         end = self._place(added[0]) if added else len(self.tasks)
         deferred = end if self._last_urgent is None else self._place(self._last_urgent) + 1
         passes = (0, self._n_forward, deferred, end)
-        return StepProgram(tuple(self.tasks), self.aliases, passes=passes, fetched=fetched, gradients=gradients)
+        ran = self.fetch.train_steps
+        return StepProgram(tuple(self.tasks), self.aliases, 1, passes, fetched, gradients, ran, self.ends.losses)
 
     def _place(self, task: Task) -> int:
         """Return the index of a task."""

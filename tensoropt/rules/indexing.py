@@ -20,7 +20,7 @@ def gather(op: Operator) -> Rule:
     fixed = () if params.is_float else ("rows",)
     extents = {"rows": params.shape[axis]}
     dims = (params_dims, index_dims, None)
-    return make_rule(op, dims, (result,), extents, fixed, positional={"rows"}, linear=FIRST, flops_per_point=0.0)
+    return make_rule(op, dims, (result,), extents, FIRST, fixed=fixed, positional={"rows"}, flops_per_point=0.0)
 
 
 @op_rule("GatherNd")

@@ -153,19 +153,19 @@ def make_rule(
     operands: tuple[Dims | None, ...],
     results: tuple[Dims, ...],
     extents: Mapping[str, int] | None = None,
-    fixed: Iterable[str] = (),
-    inner: Iterable[str] = (),
-    completed: Iterable[str] = (),
-    positional: Iterable[str] = (),
     linear: tuple[tuple[int, ...], ...] = (),
     halos: Mapping[str, Window] | None = None,
     spread: str = "",
     flops_per_point: float = 1.0,
+    **factors: Iterable[str],
 ) -> Rule:
     """Build a rule: take extents from the operator's tensors, and rule out uneven splits where blocks wouldn't match.
 
     A factor without a halo is ``even`` if a dimension that it is in has another extent, as a merged dimension has.
     ``linear`` is ignored unless all results are floating-point. For the arguments see :class:`Rule`.
+
+    Args:
+        factors: the ``fixed``, ``inner``, ``completed`` and ``positional`` ones.
 
     Raises:
         ValueError: the pattern doesn't fit the operator's tensors.
@@ -193,11 +193,8 @@ def make_rule(
         operands=operands,
         results=results,
         extents=known,
-        fixed=frozenset(fixed),
         even=frozenset(even),
-        inner=frozenset(inner),
-        completed=frozenset(completed),
-        positional=frozenset(positional),
+        **{kind: frozenset(names) for kind, names in factors.items()},  # type: ignore[arg-type]
         linear=linear if is_float else (),
         halos=halos or {},
         spread=spread,

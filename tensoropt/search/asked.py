@@ -14,11 +14,10 @@ from ..costs.objectives import MEMORY_TIME, Objectives
 from ..ft import Budget
 from ..profiling.hardware import Hardware
 from ..profiling.work import NOTHING_KNOWN, MeasuredOperators
-from ..sharding.constraints import Force
+from ..sharding.constraints import Force, by_operator, split_force
 from ..sharding.micro_batches import checked_count
 from ..sharding.model import Model
 from .problem.choices import ACCUMULATE, REMAT, REUSE, checked_choices
-from .stages.placement import by_operator, split_force
 
 WORTH_STAGES = 0.15
 """Stages that weren't asked for must be predicted to save this share of a step of the fastest plan without.

@@ -127,10 +127,7 @@ def _without_stages(frontier: Frontier[PlanPoint], plan: Plan, request: Request)
     return dataclasses.replace(own, frontier=frontier, frontier_text=frontier.table(), point=None)
 
 
-def profiling(
-    asked: Sequence[tuple[Request, int]],
-    on_point: Callable[[Curve], None] = lambda of_one: None,
-) -> Curve:
+def profiling(asked: Sequence[tuple[Request, int]], on_point: Callable[[Curve], None] = lambda of_one: None) -> Curve:
     """Return the least time within the memory limit at each number of devices, without executing anything.
 
     Where stages are asked for, it is for each parallelism that can have any of the numbers of stages.

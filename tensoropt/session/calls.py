@@ -166,7 +166,7 @@ def place(devices: Sequence[int]) -> AbstractContextManager[None]:
     Raises:
         InputError: ``devices`` isn't a list of consecutive numbers, or nothing is being recorded.
     """
-    from ..search.stages.placement import checked_devices
+    from ..sharding.constraints import checked_devices
     from .session import current_session
 
     return current_session().recording_for("place").place(checked_devices(devices, "tensoropt.place"))

@@ -32,7 +32,7 @@ from ..common.errors import InputError, TensorOptError, short
 from ..common.files import path_text
 from ..runtime import notes
 from ..runtime.checkpoint.room import Room
-from ..runtime.checkpoint.saving import PendingSave, room_for
+from ..runtime.checkpoint.saving import Beside, PendingSave, room_for
 from ..runtime.checkpoint.together import on_rank_0
 from ..runtime.failures.interruptions import say
 from ..trainer.batch import Batch
@@ -238,11 +238,9 @@ class Survive(RunKeeper):
         self._saved_s, self._n_saved = time.monotonic(), self.n_steps
         ranks.catch_up()
         with self._failing(is_leaving), own_values():
-            own = as_entries(state), ranks.objects() if ranks.rank == 0 else None
+            beside = Beside(content, ranks.objects() if ranks.rank == 0 else None, entries=as_entries(state))
             room = (self._room or room_for(ranks.kept, ranks.processes, says=True)) if apart else None
-            save = PendingSave(
-                self._place.prefix(self.n_steps), ranks.kept, ranks.processes, content, *own, 1, keep, room=room
-            )
+            save = PendingSave(self._place.prefix(self.n_steps), ranks.kept, ranks.processes, beside, keep, room=room)
             self._room = None
             self._pending = save, self.n_steps
 

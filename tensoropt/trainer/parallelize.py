@@ -50,6 +50,20 @@ class TrainingOptions(PlanningOptions):
 
 
 @dataclass(frozen=True)
+class Training:
+    """How a model is trained, and what its batches are: see :func:`tensoropt.parallelize`."""
+
+    optimizer: Any = None
+    loss: Any = None
+    metrics: Any = None
+    loss_weights: Any = None
+    weighted_metrics: Any = None
+    labels: Any = None
+    sample_weight: bool = False
+    data: Any = None
+
+
+@dataclass(frozen=True)
 class _Start:
     """The capture and planning of a trainer's training step, which make the trainer ready to run.
 
@@ -116,9 +130,7 @@ class _Start:
                         *(model, context.hardware, context, display, own_values, self.collectives), wants_frontier=False
                     )
             values = first_values(captured)
-            execution = execute(
-                plan, model, values, context.processes, self.collectives, display, values_are_exchanged=True
-            )
+            execution = execute(plan, model, values, context.processes, self.collectives, display, values_are_exchanged=True)
             expected = opened(signature, self.told, self.has_open_labels) if isinstance(trainer, Trainer) else signature
             limit = Limit(self.options.memory, context)
             runs = Runs(Run(captured, execution), signature, expected, limit, capture, first_values, names)
@@ -247,15 +259,7 @@ def parallelized(
     model: Any,
     batch_size: int | None,
     options: TrainingOptions,
-    *,
-    optimizer: Any = None,
-    loss: Any = None,
-    metrics: Any = None,
-    loss_weights: Any = None,
-    weighted_metrics: Any = None,
-    labels: Any = None,
-    sample_weight: bool = False,
-    data: Any = None,
+    asked: Training,
     kind: type[Trainer] = Trainer,
 ) -> Trainer | FunctionTrainer:
     """Return a trainer of a model or of a captured function; see :func:`tensoropt.parallelize`.
@@ -268,8 +272,9 @@ def parallelized(
     install_error_handling(current_processes())
     check_eager("parallelize")
     trainer: Trainer | FunctionTrainer
+    optimizer, loss, labels, data = asked.optimizer, asked.loss, asked.labels, asked.data
     if isinstance(model, CapturedFunction):
-        if any(given is not None for given in (loss, metrics, batch_size, labels, data)):
+        if any(given is not None for given in (loss, asked.metrics, batch_size, labels, data)):
             raise InputError(
                 "a captured function returns its own loss for the batch of its signature; leave out loss=, metrics=, "
                 "batch_size=, labels= and data="
@@ -277,7 +282,8 @@ def parallelized(
         trainer = FunctionTrainer(model)
         _start_of(trainer, optimizer, options)(Signature(list(model.signature)))
     else:
-        compiles = any(each is not None for each in (optimizer, loss, metrics, loss_weights, weighted_metrics))
+        metrics, weighted_metrics = asked.metrics, asked.weighted_metrics
+        compiles = any(each is not None for each in (optimizer, loss, metrics, asked.loss_weights, weighted_metrics))
         check_model(model, compiles)
         check_compilation(loss, metrics, weighted_metrics)
         if batch_size is None and kind is Trainer:
@@ -286,11 +292,11 @@ def parallelized(
             compilation: Compilation | OwnCompilation = OwnCompilation(model)
             optimizer, loss = model.optimizer, getattr(model, "loss", None)
         else:
-            compilation = Compilation(loss, loss_weights, metrics, weighted_metrics)
+            compilation = Compilation(loss, asked.loss_weights, metrics, weighted_metrics)
         own = that_takes_labels(model, loss)
         if own:
             loss = None
-        expected = signature_of(model, loss, batch_size or 1, labels, sample_weight, data)
+        expected = signature_of(model, loss, batch_size or 1, labels, asked.sample_weight, data)
         if own and data is None and labels is None and not expected.waits_for:
             expected = replace(expected, waits_for=f"{own} of model '{model.name}' leaves open whether batches have labels")
         if kind is not Trainer and not expected.waits_for:

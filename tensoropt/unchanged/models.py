@@ -38,7 +38,7 @@ from ..trainer.batch import Batch
 from ..trainer.callbacks import DECISIONS
 from ..trainer.capture.objective import KerasObjective, has_own_step
 from ..trainer.capture.programs import TRAIN
-from ..trainer.parallelize import TrainingOptions, parallelized
+from ..trainer.parallelize import Training, TrainingOptions, parallelized
 from ..trainer.trainer import Trainer
 from ..trainer.variables.leading import LedRanks
 from ..trainer.variables.live import settle
@@ -220,7 +220,7 @@ def _fitting(
             "for it outside of the callback"
         )
     _check_optimizer(model)
-    made = parallelized(model, n_samples, options, kind=ScriptTrainer)
+    made = parallelized(model, n_samples, options, Training(), ScriptTrainer)
     assert isinstance(made, ScriptTrainer)
     model.train_function = Trained(made, model.optimizer)
     return made

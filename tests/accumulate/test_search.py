@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import accumulate.models as models
 import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.large import first
+from helpers.searches import find_frontier
 
 import tensoropt
 from tensoropt import zoo
@@ -25,7 +27,7 @@ from tensoropt.profiling.hardware import named
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config
 from tensoropt.search.asked import Request
-from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_frontier
+from tensoropt.search.frontiers.find_frontier import ModelFrontier
 from tensoropt.search.options import mini_time
 from tensoropt.search.problem.choices import ACCUMULATE
 from tensoropt.sharding.model import Model
@@ -83,9 +85,11 @@ def test_without_a_limit_that_binds_nothing_more_is_searched(monkeypatch: pytest
 
     asked: list[int] = []
 
-    def counted(*arguments: object, **options: object) -> ModelFrontier:
-        asked.append(int(str(options["micro_batches"])))
-        return find_frontier(*arguments, **options)  # type: ignore[arg-type]
+    search = requests.find_frontier
+
+    def counted(request: Request, *others: Any) -> ModelFrontier:
+        asked.append(request.micro_batches or 1)
+        return search(request, *others)
 
     monkeypatch.setattr(requests, "find_frontier", counted)
     mini_time(request(10**12), 2)
@@ -189,7 +193,6 @@ def test_a_plan_runs_in_its_micro_batches() -> None:
     loss = tensoropt.reduce_mean(tensoropt.square(y))
     train = tensoropt.GradientDescentOptimizer(0.1).minimize(loss)
     plan = tensoropt.find_strategy(parallelism=2, micro_batches=4)
-    assert isinstance(plan, Plan)
     tensoropt.build_execution_graph(plan=plan, collectives="emulated")
     batch = {x: np.random.default_rng(1).normal(size=(8, 4)).astype(np.float32)}
     alone, products = tensoropt.run([loss, y], batch)

@@ -10,6 +10,7 @@ import pytest
 from accumulate.uneven import batches, how, network
 from helpers.large import first
 from helpers.mpirun import run_ranks
+from helpers.searches import find_frontier
 from helpers.strategies import assert_close
 from oracles.shards import gather
 
@@ -23,7 +24,6 @@ from tensoropt.runtime.execution import execute
 from tensoropt.runtime.ranks import current_processes
 from tensoropt.runtime.step.functions import Feed
 from tensoropt.search import request as requests
-from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.search.request import Request, searched
 from tensoropt.tools.offline_keras import record_keras
 from tensoropt.tools.recorded import Recorded

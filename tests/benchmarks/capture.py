@@ -45,6 +45,7 @@ from tensoropt.optimizers.keras_optimizer import KerasOptimizer
 from tensoropt.profiling.hardware import resolve
 from tensoropt.program.fetch import Fetch
 from tensoropt.runtime.step.functions import Feed
+from tensoropt.search.asked import Request
 from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_frontier
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.resharding import PlainCosts
@@ -149,7 +150,7 @@ def _found(model: Model, n_devices: int, seconds: Seconds) -> ModelFrontier:
         began.setdefault(stage, time.process_time())
 
     started = time.process_time()
-    frontier = find_frontier(model, resolve(f"v100-1x{n_devices}"), n_devices, progress=told)
+    frontier = find_frontier(Request(model, resolve(f"v100-1x{n_devices}"), None, progress=told), n_devices)
     seconds.of.update(costs=began["search"] - started, search=time.process_time() - began["search"])
     return frontier
 

@@ -263,9 +263,7 @@ def costed(plan: Plan, model: Model, costing: OperatorCosting, built: StrategyPr
     (overlap_ns,) = built.overlap_ns(built.states_of(plan.stages[0].strategy)[None])
     hidden_us = overlap_ns / 1e3
     time_us = compute_us + plan.network_time_us - hidden_us
-    return replace(
-        plan, operators=operators, compute_time_us=compute_us, time_us=time_us, overlap_time_us=hidden_us
-    )
+    return replace(plan, operators=operators, compute_time_us=compute_us, time_us=time_us, overlap_time_us=hidden_us)
 
 
 @dataclass(frozen=True)

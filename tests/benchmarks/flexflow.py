@@ -19,6 +19,7 @@ from tabulate import tabulate
 
 from tensoropt.ft import Budget
 from tensoropt.profiling.hardware import resolve
+from tensoropt.search.asked import Request
 from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_frontier
 from tensoropt.tools.offline import record_named
 
@@ -34,7 +35,8 @@ def row(name: str, cluster: str, seconds: float, times: float, most: float) -> l
         started = time.process_time()
         budget = None if budget_s is None else Budget(seconds=budget_s)
         without = PLAIN if algorithm == "ft-ldp" else ()
-        found = find_frontier(model, hardware, hardware.n_devices, algorithm=algorithm, budget=budget, without=without)
+        asked = Request(model, hardware, None, algorithm=algorithm, budget=budget, without=frozenset(without))
+        found = find_frontier(asked, hardware.n_devices)
         took_s = time.process_time() - started
         return found.simulated_ns(len(found.points) - 1), took_s, found
 

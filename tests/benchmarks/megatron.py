@@ -31,10 +31,10 @@ from tensoropt.ft import Budget
 from tensoropt.ir.graph import Graph
 from tensoropt.plan.frontier_file import Frontier
 from tensoropt.profiling.hardware import named
+from tensoropt.program.fast_makespan import PassTimes, step_us
 from tensoropt.search.asked import Request
 from tensoropt.search.candidates.find_staged import search_with_stages
 from tensoropt.search.candidates.staged_frontier_points import PlanPoint
-from tensoropt.search.stages.times import PassTimes, step_us
 from tensoropt.tools.offline import record
 
 HEADERS = "plans,points,least peak,its time,fastest,its peak,fastest that fits,every layer rematerialized,CPU s".split(",")

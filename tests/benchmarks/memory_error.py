@@ -25,6 +25,7 @@ from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import Hardware, named
 from tensoropt.runtime.measuring.local_hardware import prepared_processes
 from tensoropt.runtime.ranks import Processes
+from tensoropt.search.asked import Request
 from tensoropt.search.frontiers.find_frontier import find_baseline, find_frontier
 from tensoropt.tools.offline import record
 from tensoropt.tools.plan_check import check_plan
@@ -38,7 +39,7 @@ def errors_of(
     recorded = record(lambda: getattr(zoo, function)(**sizes), name, "momentum")
     plans = []
     if processes.rank == 0:
-        frontier = find_frontier(recorded.model, hardware, processes.size, micro_batches=n_micro_batches)
+        frontier = find_frontier(Request(recorded.model, hardware, None, micro_batches=n_micro_batches), processes.size)
         chosen = list(chosen_plans(frontier, n_random, n_frontier))
         if n_micro_batches == 1:
             chosen.append(("data parallel", find_baseline(frontier, "data-parallel").plan(0)))

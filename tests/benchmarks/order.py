@@ -27,6 +27,7 @@ from tensoropt.runtime.measuring.local_hardware import prepared_processes
 from tensoropt.runtime.measuring.synthetic_batch import synthetic_batch
 from tensoropt.runtime.ranks import Processes
 from tensoropt.runtime.step.functions import Feed
+from tensoropt.search.asked import Request
 from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.tools.offline import record
 
@@ -39,7 +40,8 @@ def row(name: str, processes: Processes, steps: int) -> list[str]:
     recorded = record(lambda: getattr(zoo, function)(**sizes), name, "momentum")
     found = None
     if processes.rank == 0:
-        found = find_frontier(recorded.model, named(f"v100-1x{processes.size}"), processes.size).fastest().to_json()
+        asked = Request(recorded.model, named(f"v100-1x{processes.size}"), None)
+        found = find_frontier(asked, processes.size).fastest().to_json()
     plan, graph = Plan.from_json(processes.broadcast(found)), recorded.model.graph
     fetch = Fetch(tuple((step.loss, False) for step in graph.train_steps.values()), tuple(graph.train_steps))
     feeds = {Feed(tensor, False): value for tensor, value in synthetic_batch(graph).items()}

@@ -15,7 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ from tensoropt.common.files import write_json  # noqa: E402
 from tensoropt.common.memory_units import memory_text  # noqa: E402
 from tensoropt.ft import Budget  # noqa: E402
 from tensoropt.profiling.hardware import Hardware, named  # noqa: E402
+from tensoropt.search.asked import Request  # noqa: E402
 from tensoropt.search.baselines import BASELINES  # noqa: E402
 from tensoropt.search.compare import Comparison  # noqa: E402
 from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_baseline, find_frontier  # noqa: E402
@@ -94,9 +95,13 @@ class Lab:
         space = FULL if parallelism <= FULL_UP_TO.get(name, 0) else COMPACT
         model = self.model(name, **sizes)
         # The paper regathers copies, and rematerializes nothing.
-        search = partial(find_frontier, model, hardware, parallelism, space=space, budget=self.budget, without=(REMAT,))
+        asked = Request(model, hardware, None, space=space, budget=self.budget, without=frozenset({REMAT}))
         links = tuple((level.latency_us, level.bytes_per_s) for level in hardware.levels)
         key = name, tuple(sizes.items()), links, parallelism
+
+        def search(progress: Callable[[str, int, int], None]) -> ModelFrontier:
+            return find_frontier(replace(asked, progress=progress), parallelism)
+
         return self._searched(key, f"{name} on {parallelism}", search)
 
     def baseline(self, frontier: ModelFrontier, algorithm: str) -> ModelFrontier | None:

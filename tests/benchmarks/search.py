@@ -51,11 +51,12 @@ def row(case: Case) -> list[str]:
     name, _, cluster = what.partition("@")
     model = recorded(name).model
     from tensoropt.profiling.hardware import named
+    from tensoropt.search.asked import Request
     from tensoropt.search.frontiers.find_frontier import find_frontier
 
     hardware = named(cluster)
     start, cpu_start = time.perf_counter(), time.process_time()
-    frontier = find_frontier(model, hardware, hardware.n_devices, algorithm=algorithm, budget=budget)
+    frontier = find_frontier(Request(model, hardware, None, algorithm=algorithm, budget=budget), hardware.n_devices)
     found = time.perf_counter()
     frontier.plan(frontier.found.fastest(), "mini_time")
     end, cpu_end = time.perf_counter(), time.process_time()

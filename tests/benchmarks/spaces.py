@@ -25,6 +25,7 @@ HEADERS = ("model", "devices", "space", "nodes", "configs", "points", "result", 
 def rows(what: str, seconds: float) -> list[list[str]]:
     """Search both spaces of one model; return two lines of the table."""
     from tensoropt.profiling.hardware import named
+    from tensoropt.search.asked import Request
     from tensoropt.search.frontiers.find_frontier import find_frontier
     from tensoropt.search.problem.config_space import SPACES
     from tensoropt.tools.offline import record_named
@@ -34,7 +35,8 @@ def rows(what: str, seconds: float) -> list[list[str]]:
     lines, least = [], None
     for space in SPACES:
         start = time.perf_counter()
-        frontier = find_frontier(model, hardware, hardware.n_devices, space=space, budget=Budget(seconds=seconds))
+        asked = Request(model, hardware, None, space=space, budget=Budget(seconds=seconds))
+        frontier = find_frontier(asked, hardware.n_devices)
         took, found, built = time.perf_counter() - start, frontier.found, frontier.built
         above = ["", ""]
         if least is None:

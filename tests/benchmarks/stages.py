@@ -56,9 +56,7 @@ TOWERS = {"batch": 256, "users": 20000, "items": 50000, "user_widths": (1200, 80
 SMALL = {"batch": 16, "length": 64, "layers": 2, "width": 256, "heads": 4, "inner": 1024, "vocabulary": 4096}
 
 
-def two_tower(
-    batch: int, users: int, items: int, user_widths: tuple[int, ...], item_widths: tuple[int, ...]
-) -> tf.Tensor:
+def two_tower(batch: int, users: int, items: int, user_widths: tuple[int, ...], item_widths: tuple[int, ...]) -> tf.Tensor:
     """Return the loss of two towers, each of a table and dense layers: which item of the batch belongs to which user."""
 
     def tower(name: str, rows: int, width: int, words: int, widths: tuple[int, ...]) -> tf.Tensor:
@@ -92,7 +90,7 @@ def plans_by_rates(recorded: Recorded, context: Context, micro_batches: list[int
     """Return the plans that are compared, by the hardware's rates, the same on all ranks."""
     processes, values = context.processes, {}
     if processes.rank == 0:
-        frontier = find_frontier(recorded.model, context.hardware, processes.size)
+        frontier = find_frontier(Request(recorded.model, context.hardware, None), processes.size)
         fastest = frontier.plan(frontier.found.fastest(), "mini_time")
         values = {FASTEST: fastest.to_json(), DATA_PARALLEL: find_baseline(frontier, "data-parallel").plan(0).to_json()}
         for n, schedule in product(micro_batches, schedules):
@@ -100,9 +98,7 @@ def plans_by_rates(recorded: Recorded, context: Context, micro_batches: list[int
             plan = find_answer("mini_time", Request(recorded.model, context.hardware, None, **asked), processes.size)
             values[_title(n, schedule)] = plan.to_json()
     values = processes.broadcast(values)
-    return {
-        name: Plan.from_json(value) for name, value in values.items()
-    }
+    return {name: Plan.from_json(value) for name, value in values.items()}
 
 
 def plans_by_measured_operators(

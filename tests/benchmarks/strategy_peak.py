@@ -46,13 +46,14 @@ def times_ms(peaks: Peaks, view: StrategyView) -> list[float]:
 
 def main(names: list[str]) -> None:
     import_tensorflow()
+    from tensoropt.search.asked import Request
     from tensoropt.search.frontiers.find_frontier import find_frontier
     from tensoropt.tools.offline import record_named
 
     rows = []
     for name, cluster in (each.split("@") for each in names or MODELS):
         model, hardware = record_named(f"zoo:{name}").model, resolve(cluster)
-        frontier = find_frontier(model, hardware, hardware.n_devices, budget=Budget(seconds=0.0))
+        frontier = find_frontier(Request(model, hardware, None, budget=Budget(seconds=0.0)), hardware.n_devices)
         found = frontier.certified
         places = np.unique(np.linspace(0, len(found) - 1, N_STRATEGIES).round().astype(int))
         views = [frontier._counter.view(found.strategies[at]) for at in places]

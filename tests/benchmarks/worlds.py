@@ -35,14 +35,14 @@ KINDS = {
 
 REASONS = {
     "the order of interleaved stages, which share devices": r"interleav",
+    "an argument of a user is no plan": r"isinstance",
     "what ranks run: only of one stage they have all variables": r"runtime/|trainer_ranks",
-    "what a stage exchanges with others, where there are any": r"\.ends|ends is|is_staged|stages/memory",
-    "what is asked for: stages, or whatever is best": r"asks_for|must_pay|find_with|max\((counts|stages)|_in_stages",
-    "two kinds of files, or of answers: a plan, or a frontier or curve": r"Rows\b|read_explained|isinstance\(.*\bPlan\b",
-    "a frontier's file has parts of plans, or plans whole": r"\"plan\" (not )?in",
-    "only of a model that isn't cut all points are searched and proven": r"stages\.n\b|exact=|ModelFrontier|AnyPlan",
-    "a plan with stages beside the best without": r"tuning/|n_stages|search/compare|cli/compare|staged_frontier",
+    "what is asked for: stages, or whatever is best": r"search/asked|asks_for|max\(counts",
+    "a plan with stages beside the best without": r"tuning/|fastest_without|cli/compare|why_stages",
+    "a model that isn't cut has no cut to open or to time": r"by_bound",
+    "a file's schedule and timeline go with its stages": r"plan/plan\.py|self\.stages\) > 1",
     "texts: one stage needs no table of stages": r"stages\b",
+    "a baseline's plan is stored where its differences are shown": r"page_data",
 }
 """By reason, what is in the lines that have it, or in their files' names; the first that fits counts."""
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers import zoo
 from helpers.large import first
+from helpers.searches import find_frontier
 from helpers.strategies import engine_of, feeds_of, training_fetch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +26,6 @@ from tensoropt.program.tasks import OVERLAPPABLE, RESHARD
 from tensoropt.reschedule.layout import Layout
 from tensoropt.rules.rule import OperandSharding
 from tensoropt.runtime.engine import Engine
-from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.sharding.resharding import BUCKET_BYTES, SMALL_BYTES, PathFinder, PlainCosts, bucket_share_ns, resharding_of
 from tensoropt.sharding.strategy import StrategyView
 

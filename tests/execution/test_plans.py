@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from helpers import zoo
 from helpers.large import first
+from helpers.searches import find_frontier
 from helpers.strategies import (
     assert_variables,
     engine_of,
@@ -20,7 +21,6 @@ from helpers.strategies import (
 
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.profiling.hardware import resolve
-from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.search.problem.config_space import COMPACT, FULL
 from tensoropt.sharding.resharding import PlainCosts
 

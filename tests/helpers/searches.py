@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from tensoropt.costs.held_bytes import least_held_bytes, least_summed_bytes
 from tensoropt.plan.frontier_file import Frontier
+from tensoropt.profiling.hardware import Hardware
 from tensoropt.program.schedule import ONE_FORWARD_ONE_BACKWARD
 from tensoropt.search.candidates.by_bound import Fit, by_bound
 from tensoropt.search.candidates.candidate import Candidate, possible_micro_batches
 from tensoropt.search.candidates.search_candidates import CandidateSearch
 from tensoropt.search.candidates.staged_frontier_points import PlanPoint
 from tensoropt.search.frontiers.find_frontier import ModelFrontier
+from tensoropt.search.frontiers.find_frontier import find_frontier as find
 from tensoropt.search.options import find_answer
 from tensoropt.search.request import Request
 from tensoropt.sharding.model import Model
@@ -23,6 +26,11 @@ def fastest_that_fits(request: Request, parallelism: int) -> tuple[tuple[ModelFr
     search = CandidateSearch(request, parallelism)
     search.search_whole()
     return search.alone, search.whole
+
+
+def find_frontier(model: Model, hardware: Hardware, parallelism: int, **asked: Any) -> ModelFrontier:
+    """Return what a search without stages finds, of a request with these attributes."""
+    return find(Request(model, hardware, asked.pop("limit_bytes", None), **asked), parallelism)
 
 
 def find_with_stages(

@@ -18,6 +18,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TENSOROPT_CACHE", "off")
 
 import keras
+from helpers.searches import find_frontier
 from helpers.strategies import random_router, random_strategy
 from helpers.switches import floats, graphs_as_built
 
@@ -25,7 +26,7 @@ from models.catalog import SMALL
 from models.training import Case, by_strategy, case_of, differences, sgd, without_gradient
 from tensoropt.profiling.hardware import resolve
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_frontier
+from tensoropt.search.frontiers.find_frontier import ModelFrontier
 from tensoropt.sharding.resharding import PlainCosts
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from helpers import zoo
+from helpers.searches import find_frontier
 from helpers.strategies import random_strategy, slides
 from pipeline.orders import OF_OWN_SUBMESHES, interleaved
 from pipeline.staged import random_cuts
@@ -26,7 +27,6 @@ from tensoropt.program.schedule import SCHEDULES, ZERO_BUBBLE
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, why_invalid
 from tensoropt.search.asked import request_of
-from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.search.options import find_answer
 from tensoropt.search.stages.submeshes import Block, blocks_of, is_submesh
 from tensoropt.sharding.model import Model

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from helpers.large import first
 from helpers.mpirun import run_ranks
+from helpers.searches import find_frontier
 from helpers.strategies import feeds_of, training_fetch
 
 from one_device.drawing import drawn, plan_of, refusal
@@ -23,7 +24,6 @@ from tensoropt.profiling.hardware import named
 from tensoropt.program.step import StepProgram, step_program
 from tensoropt.program.tasks import BACKWARD, FORWARD, SEND
 from tensoropt.runtime.step import function_emission as emission
-from tensoropt.search.frontiers.find_frontier import find_frontier
 
 WORKER = Path(__file__).with_name("worker.py")
 N_EMULATED, N_RUNS, IN_A_RUN = 1700, 75, 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from helpers.searches import find_frontier
 from helpers.strategies import executed, feeds_of, planned, uncut_engine
 from optimizers.models import case_of, check_state
 from optimizers.test_keras import CASES
@@ -11,7 +12,6 @@ from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.plan.consistency import check_reshardings
 from tensoropt.profiling.hardware import resolve
 from tensoropt.program.fetch import Fetch
-from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.sharding.resharding import PlainCosts
 
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from tensoropt.program.fast_makespan import fast_makespan
+from tensoropt.program.fast_makespan import PassTimes, Transfers, step_us
 from tensoropt.program.interleaved import INTERLEAVED, interleaved_orders, most_in_flight, tried_interleavings
 from tensoropt.program.schedule import SCHEDULES, ZERO_BUBBLE, StepOrder
 
@@ -41,6 +41,7 @@ def makespan(
     order: StepOrder, forward: Sequence[Any], backward: Sequence[Any], transfer: Sequence[float], *ends: Any, **rest: Any
 ) -> Any:
     """Return the time of a step; what isn't given takes none."""
-    names = ("first", "last", "after", "late", "parameters", "early")
-    given = {**dict.fromkeys(names, [0.0] * len(forward)), **dict(zip(names, ends, strict=False)), **rest}
-    return fast_makespan(order, forward, backward, transfer, **given)
+    given, none = {**dict(zip(("before", "last", "after"), ends, strict=False)), **rest}, [0.0] * len(forward)
+    on_the_way, both = Transfers(list(transfer), none, given.pop("last", none)), zip(forward, backward, strict=True)
+    of_stages = ({name: values[i] for name, values in given.items()} for i in range(len(forward)))
+    return step_us([PassTimes(*two, **each) for two, each in zip(both, of_stages, strict=True)], on_the_way, order)

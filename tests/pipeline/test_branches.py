@@ -81,7 +81,7 @@ def test_two_ranks_give_one_device_numbers_and_the_second_runs_its_branch_before
 
 def cut_in_two(name: str, n: int, bytes_per_s: float) -> Any:
     model, hardware = zoo.record(MODELS[name], "adam").model, slow_link(bytes_per_s)
-    return balanced(model, hardware, [[Block(0, 1)], [Block(1, 1)]], TimesBySize(model, hardware, n))
+    return balanced([[Block(0, 1)], [Block(1, 1)]], TimesBySize(model, hardware, n))
 
 
 @pytest.mark.parametrize("way_us", [0.0, 50.0])

@@ -12,22 +12,14 @@ from pipeline.staged import random_cuts
 
 from tensoropt.common.errors import InputError
 from tensoropt.profiling.hardware import Hardware, LinkLevel, Origin, named
+from tensoropt.program.fast_makespan import PassTimes, step_us
 from tensoropt.program.schedule import StepOrder
 from tensoropt.search.frontiers.find_frontier import ModelFrontier
 from tensoropt.search.request import Request, searched
 from tensoropt.search.stages.cuts import MOST_PLACES, Cut, _Places, balanced
 from tensoropt.search.stages.memory import ends_of, is_divided
 from tensoropt.search.stages.submeshes import Block, blocks_of
-from tensoropt.search.stages.times import (
-    OperatorTimes,
-    PassTimes,
-    TimesBySize,
-    estimated_us,
-    messages,
-    step_us,
-    transfers,
-    works,
-)
+from tensoropt.search.stages.times import OperatorTimes, TimesBySize, estimated_us, messages, transfers, works
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.stages import Stages
 
@@ -46,7 +38,7 @@ def times_of(model: Model, hardware: Hardware, n: int = N) -> OperatorTimes:
 
 def halves(model: Model, hardware: Hardware) -> Cut:
     """Return a model cut in two, on a device each."""
-    return balanced(model, hardware, [[Block(0, 1)], [Block(1, 1)]], TimesBySize(model, hardware, N))
+    return balanced([[Block(0, 1)], [Block(1, 1)]], TimesBySize(model, hardware, N))
 
 
 def of_all_cuts(model: Model, hardware: Hardware, times: OperatorTimes) -> dict[str, float]:

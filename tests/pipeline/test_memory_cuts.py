@@ -96,9 +96,9 @@ def test_stages_with_more_in_flight_have_fewer_layers_within_a_limit() -> None:
     times = TimesBySize(model, hardware, 16)
     needs, blocks = StageNeeds.of(times, [1]), blocks_of((1,) * n_stages)
     choices = [[each] for each in blocks]
-    plain = balanced(model, hardware, choices, times)
+    plain = balanced(choices, times)
     limit = 0.5 * needs.n_bytes(0, needs.names.index(plain.stages.cuts[0]) + 1, n_stages)[0]
-    cut = balanced(model, hardware, choices, times, needs=needs, limit_bytes=int(limit))
+    cut = balanced(choices, times, needs=needs, limit_bytes=int(limit))
     ends = [0, *(needs.names.index(name) + 1 for name in cut.stages.cuts), len(needs.names)]
     assert ends[1] < needs.names.index(plain.stages.cuts[0]) + 1 and cut.time_us > plain.time_us
     in_flight = range(n_stages, 0, -1)

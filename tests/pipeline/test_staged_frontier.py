@@ -11,7 +11,7 @@ import accumulate.models as models
 import numpy as np
 import pytest
 from helpers.large import first
-from helpers.searches import fastest_that_fits, find_with_stages
+from helpers.searches import fastest_that_fits, find_frontier, find_with_stages
 from pipeline.staged import random_cuts, tanh_layers
 
 import tensoropt
@@ -27,7 +27,6 @@ from tensoropt.report.differences import differences, differences_text
 from tensoropt.report.frontier_rows import FrontierRows
 from tensoropt.search.asked import WORTH_STAGES, WORTH_TRYING
 from tensoropt.search.candidates.joined_frontier import why_too_large
-from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.search.options import _fastest
 from tensoropt.search.request import Request
 from tensoropt.search.stages import memory as stage_memory

@@ -68,12 +68,12 @@ def test_of_stages_of_any_size_the_predicted_time_is_that_of_the_best_cut(name: 
         except InputError:
             continue
     for size in {size for _, size in every}:
-        found = balanced(model, hardware, [[block] for block in blocks_of((size, n - size))], times)
+        found = balanced([[block] for block in blocks_of((size, n - size))], times)
         least = min(time_us for (_, of_first), time_us in every.items() if of_first == size)
         assert found.time_us == pytest.approx(least, rel=1e-9) and found.sizes == (size, n - size)
         assert found.time_us >= times.bound_us(range(1, n), 2, n) > 0
     if every:
-        chosen = balanced(model, hardware, choices(hardware, n, 2), times)
+        chosen = balanced(choices(hardware, n, 2), times)
         assert every[chosen.stages.cuts[0], chosen.sizes[0]] == pytest.approx(chosen.time_us, rel=1e-9)
 
 
@@ -81,7 +81,7 @@ def test_of_stages_of_any_size_the_predicted_time_is_that_of_the_best_cut(name: 
 def test_the_shortest_longest_stage_is_that_of_all_cuts_on_all_devices(cluster: str, n_stages: int) -> None:
     model, hardware = models.recorded("mlp", "adam").model, named(cluster)
     allowed = choices(hardware, 4, n_stages)
-    places = _Places.of(TimesBySize(model, hardware, 4), hardware, allowed)
+    places = _Places.of(TimesBySize(model, hardware, 4), allowed)
     ways = [way for way in itertools.product(*allowed) if blocks_of([block.size for block in way]) == way]
     trained, n = places.trained, len(places.names)
     least = min(

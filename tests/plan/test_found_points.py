@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from helpers.searches import find_frontier
 from hypothesis import given
 from hypothesis import strategies as st
 from remat.small import HARDWARE, SMALL
 
 from tensoropt.ft import Budget
 from tensoropt.search.frontiers import found_points
-from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.search.frontiers.found_points import spread
 from tensoropt.tools.offline import record
 

@@ -11,7 +11,6 @@ from session.models import begin, network
 
 import tensoropt
 from tensoropt.common.memory_units import default_limit, memory_text, parse_memory
-from tensoropt.plan.plan import Plan
 from tensoropt.plan.scaling_curve import Curve
 from tensoropt.profiling.hardware import resolve
 
@@ -136,10 +135,7 @@ def test_the_default_limit_is_the_device_over_1_1(monkeypatch):
     monkeypatch.setattr("tensoropt.search.options._found", lambda option, request, *_: asked.append(request) or plan)
     tensoropt.find_strategy()
     tensoropt.find_strategy(memory="16GB")
-    assert [request.limit_bytes for request in asked] == [
-        int(resolve("v100-1x4").device.memory_bytes / 1.1),
-        16 * 10**9,
-    ]
+    assert [request.limit_bytes for request in asked] == [int(resolve("v100-1x4").device.memory_bytes / 1.1), 16 * 10**9]
 
 
 def test_memory_is_written_short():
@@ -167,7 +163,6 @@ def test_force_by_name_and_by_type():
     config = {op.name: op.config for op in plan.operators}
     assert config["MatMul_1"].degree("k") == 4
     plan = tensoropt.find_strategy(force={"MatMul": {"m": 2}, "Variable": {"d0": 1}, "Relu": {"d0": 2, "d1": 2}})
-    assert isinstance(plan, Plan)
     config = {op.name: op.config for op in plan.operators}
     # TensorFlow names the first operator of a type like the type, and MatMul is also the type of MatMul_1.
     assert [config[name].degree("m") for name in ("MatMul", "MatMul_1")] == [2, 2]

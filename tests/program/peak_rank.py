@@ -20,6 +20,7 @@ from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 from tensoropt.runtime.measuring.local_hardware import prepared_processes
+from tensoropt.search.asked import Request
 from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_frontier
 from tensoropt.tools.offline import record
 from tensoropt.tools.plan_check import check_plan
@@ -61,8 +62,9 @@ hardware = named(f"v100-1x{processes.size}")
 recorded = record(MODELS[name], name, "momentum")
 plans = []
 if processes.rank == 0:
-    without = ["reuse", "remat"] if kind == "random" else []
-    frontier = find_frontier(recorded.model, hardware, processes.size, without=without, budget=Budget(seconds=1.0))
+    without = frozenset(["reuse", "remat"] if kind == "random" else [])
+    asked = Request(recorded.model, hardware, None, without=without, budget=Budget(seconds=1.0))
+    frontier = find_frontier(asked, processes.size)
     found = (random_plans if kind == "random" else points)(frontier, int(n_plans))
     plans = [plan.to_json() for plan in found]
 for number, value in enumerate(processes.broadcast(plans)):

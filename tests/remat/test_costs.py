@@ -7,13 +7,14 @@ from functools import cache
 import numpy as np
 import pytest
 from helpers.large import first
+from helpers.searches import find_frontier
 from remat.small import HARDWARE, SMALL, settle_copies
 
 from tensoropt.costs.config_costs import costs_of_config
 from tensoropt.ft import Budget
 from tensoropt.ir.graph import VARIABLE
 from tensoropt.plan.build import cost_entries
-from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_frontier
+from tensoropt.search.frontiers.find_frontier import ModelFrontier
 from tensoropt.sharding.resharding import PathFinder
 from tensoropt.tools.offline import record
 

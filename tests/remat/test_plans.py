@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import zoo as small
+from helpers.searches import find_frontier
 from helpers.strategies import random_strategy
 from random_models.planning import as_plan
 
@@ -21,7 +22,7 @@ from tensoropt.ft import INFEASIBLE, Budget
 from tensoropt.ft.pareto import reduce_unsorted
 from tensoropt.plan.consistency import check_reshardings
 from tensoropt.profiling.hardware import named
-from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_frontier
+from tensoropt.search.frontiers.find_frontier import ModelFrontier
 from tensoropt.tools.offline import record
 
 

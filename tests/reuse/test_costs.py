@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers import zoo
 from helpers.large import first
+from helpers.searches import find_frontier
 from helpers.strategies import random_router, random_strategy
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +26,7 @@ from tensoropt.reschedule.layout import is_view, needs_communication
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.rule import OperandSharding
 from tensoropt.rules.shardings import Shardings
-from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_frontier
+from tensoropt.search.frontiers.find_frontier import ModelFrontier
 from tensoropt.tools.offline import record
 
 HARDWARE = named("v100-1x4")

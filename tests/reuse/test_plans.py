@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.searches import find_frontier
 
 import tensoropt
 from tensoropt import zoo
@@ -18,7 +19,7 @@ from tensoropt.plan.build import cost_entries
 from tensoropt.plan.consistency import check_reshardings
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
-from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_frontier
+from tensoropt.search.frontiers.find_frontier import ModelFrontier
 from tensoropt.sharding.resharding import PlainCosts
 from tensoropt.tools.cli.main import main
 from tensoropt.tools.offline import record

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.large import first
+from helpers.searches import find_frontier
 from search.simulated_tasks import LONG, MOST, MOST_LARGE, SIZES, enumerated_ns, model_of, task_of, walked_lenet5
 
 from tensoropt.common.errors import InputError
@@ -16,7 +17,6 @@ from tensoropt.program.simulator import network_of
 from tensoropt.search.baselines.task import BaselineTask
 from tensoropt.search.flexflow import monte_carlo
 from tensoropt.search.flexflow.monte_carlo import MonteCarloResult, SearchLimits, Walk, acceptance
-from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.search.options import mini_time
 from tensoropt.search.problem.config_space import COMPACT
 from tensoropt.search.request import Request

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.searches import find_frontier
 from helpers.zoo import cnn
 from remat.small import HARDWARE
 from zoo.small import SMALL
 
 from tensoropt import zoo
 from tensoropt.ft import Budget, Frontier
-from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.search.problem.choices import REMAT, REUSE, ZERO
 from tensoropt.tools.offline import record
 

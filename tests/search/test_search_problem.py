@@ -6,12 +6,12 @@ import time
 from dataclasses import replace
 
 import pytest
+from helpers.searches import find_frontier
 from remat.small import HARDWARE, SMALL
 
 from tensoropt.ft import Budget, Frontier, LowerBound
 from tensoropt.ft.nonadditive.local_search import Descent
 from tensoropt.ft.nonadditive.relaxations import Relaxations
-from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.search.search_problem import ProblemSearch
 from tensoropt.tools.offline import record
 

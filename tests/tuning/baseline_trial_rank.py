@@ -19,6 +19,7 @@ from tensoropt.profiling.compute import cpu_name
 from tensoropt.profiling.hardware import named
 from tensoropt.runtime.engine import Engine
 from tensoropt.runtime.execute import MPI
+from tensoropt.search.asked import Request
 from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.tuning.baseline_trial import BaselineTrial, runs_as
 from tensoropt.tuning.profile_guided import opened_store
@@ -42,7 +43,7 @@ force = {name: {factor: 2} for name, factor in (each.split(":") for each in forc
 
 
 def find():
-    frontier = replace(find_frontier(model, session.hardware, 2, force), assumed={})
+    frontier = replace(find_frontier(Request(model, session.hardware, None, force), 2), assumed={})
     return frontier.fastest()
 
 

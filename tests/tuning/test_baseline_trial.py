@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from accumulate import models
 from helpers import zoo
-from helpers.searches import find_with_stages
+from helpers.searches import find_frontier, find_with_stages
 
 from tensoropt.ft import Budget
 from tensoropt.profiling.hardware import named
@@ -17,7 +17,7 @@ from tensoropt.profiling.store import Store
 from tensoropt.report.explanation import DATA_PARALLELISM, WITHOUT_STAGES
 from tensoropt.runtime.execute import MPI
 from tensoropt.runtime.ranks import Processes
-from tensoropt.search.frontiers.find_frontier import find_baseline, find_frontier
+from tensoropt.search.frontiers.find_frontier import find_baseline
 from tensoropt.search.request import Request
 from tensoropt.sharding.model import Model
 from tensoropt.tuning.baseline_trial import NEAR, PLAN, BaselineTrial, runs_as

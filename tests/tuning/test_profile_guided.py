@@ -18,7 +18,6 @@ from tensoropt.common.errors import InputError
 from tensoropt.costs.config_costs import costs_of_config
 from tensoropt.costs.work_items import largest_operand_shapes
 from tensoropt.ft import Budget
-from tensoropt.plan.plan import Plan
 from tensoropt.profiling.compute import cpu_name
 from tensoropt.profiling.hardware import Hardware, named
 from tensoropt.profiling.store import FILE, Store
@@ -126,7 +125,6 @@ def test_all_of_an_answer_with_stages_is_measured_once(stages):
 
     plan = found(MeasuredSearch(ALONE, model, search, 1e9, store, machine, machine.clock))
     told = plan.assumed["operators"]
-    assert isinstance(plan, Plan) or 1 in stages
     works = [(part, work_of(part.frontier, *pair)) for part in parts_of(plan) for pair in part.pairs(model)]
     times_us = {id(work): part.frontier.costing.compute.time_ns(work) / 1e3 for part, work in works if work is not None}
     unknown_us = [times_us[id(work)] for _, work in works if work and work.key and work.key not in store.measured]
@@ -193,9 +191,7 @@ def test_strategies_that_are_asked_for_are_measured_wholly_whatever_the_budget(m
     assert plan.assumed["operators"]["measured"] < measured
     search.measure(plan.frontier, [plan.stages[0].strategy])
     assert len(machine.timed) == measured
-    works = [
-        work for each, work in search._work_items.items() if plan.stages[0].strategy.configs[each.name] == each.config
-    ]
+    works = [work for each, work in search._work_items.items() if plan.stages[0].strategy.configs[each.name] == each.config]
     assert works and all(work.key in store.measured for work in works)
 
 
@@ -239,9 +235,7 @@ def test_data_parallelism_comes_behind_the_first_plan(model):
     first = mini_time(Request(model, here(), None), DEVICES)
     frontier = first.frontier
     assert isinstance(frontier, ModelFrontier)
-    alone, both = (
-        searching(model, Machine(), Store(None, "here"))._wanted(first, is_first) for is_first in (False, True)
-    )
+    alone, both = (searching(model, Machine(), Store(None, "here"))._wanted(first, is_first) for is_first in (False, True))
     assert both[: len(alone)] == alone and len(both) > len(alone)
     batch = data_parallel.configs(BaselineTask(frontier.costing, frontier.mesh, frontier.built.space))
     assert all(batch[op.name] == op.config != first.stages[0].strategy.configs[op.name] for op, _ in both[len(alone) :])

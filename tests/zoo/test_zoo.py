@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.large import first
+from helpers.searches import find_frontier
 from zoo.small import SMALL
 
 from tensoropt import zoo
 from tensoropt.common.errors import InputError
 from tensoropt.profiling.hardware import named
 from tensoropt.rules.registry import rule_of
-from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.tools.offline import record
 from tensoropt.zoo.language import _attend_grouped, _rotated, _rotations
 from tensoropt.zoo.layers import attend, causal_mask

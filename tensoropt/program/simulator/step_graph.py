@@ -1,6 +1,6 @@
 """The step program as a graph that changes of configs leave as it is: what waits for what.
 
-The nodes are the tasks of the program that has every resharding (``step_program(..., is_whole=True)``), whatever the
+The nodes are the tasks of the program that has every resharding (:func:`..step.whole_program`), whatever the
 strategy. What a task takes is a chain of actions (:mod:`.actions`), none where nothing has to be done, and follows from the
 strategy. So a change of one operator's config changes the chains of a few nodes and nothing else. A strategy's own program
 has the same tasks but for those that do nothing.
@@ -43,7 +43,7 @@ from ..passes import BACKWARD as BACKWARD_PASS
 from ..passes import FORWARD as FORWARD_PASS
 from ..passes import PARAMETERS, Orders, Pass
 from ..schedule import PLAIN, StepOrder
-from ..step import StepProgram, step_program
+from ..step import StepProgram, whole_program
 from ..tasks import COMPUTE, FEED, GLOBAL, OPERAND, OPERATOR, RESHARD, RESULT, SENT, SHARED, SUM, Site, Task, Value
 from ..tasks import JOIN as JOIN_TASK
 
@@ -145,7 +145,7 @@ def step_graph(view: StrategyView, path_finder: PathFinder) -> StepGraph:
     Raises:
         InputError: a loss needs gradients or updated values, so that there are several passes, one after the other.
     """
-    program = step_program(view, path_finder, is_whole=True)
+    program = whole_program(view, path_finder)
     orders = StepOrder(PLAIN, view.graph.n_micro_batches, (1,), (0,)).orders
     return stages_graph([StageProgram(view, program, GradientFlow(view, path_finder))], orders)
 

@@ -17,7 +17,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -102,16 +102,30 @@ def save(
         raise InputError(describe("max_to_keep counts checkpoints", got=max_to_keep, expected="1 or more, or None for all"))
     numbered = os.fspath(prefix) if number is None else f"{os.fspath(prefix)}-{number}"
     counter = 1 if number is None else number
-    return PendingSave(numbered, entries, processes, metadata, {}, objects, counter, max_to_keep).finish()
+    return PendingSave(numbered, entries, processes, Beside(metadata or {}, objects, counter), max_to_keep).finish()
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What a checkpoint has beside the state.
+
+    Attributes:
+        metadata, objects: as for :func:`save`.
+        counter: the save counter in the checkpoint.
+        entries: further entries by name, arrays or bytes; only rank 0's are saved.
+    """
+
+    metadata: Mapping[str, Any]
+    objects: Objects | None
+    counter: int = 1
+    entries: Mapping[str, Any] = field(default_factory=dict)
 
 
 class PendingSave:
     """A checkpoint that is being written. All ranks make it together, and advance it together until it is in its place.
 
     Args:
-        prefix, entries, processes, metadata, objects, max_to_keep: as for :func:`save`.
-        beside: further entries by name, arrays or bytes; only rank 0's are saved.
-        counter: the save counter in the checkpoint.
+        prefix, entries, processes, max_to_keep: as for :func:`save`.
         room: memory for a copy of the state. If all ranks have it, threads write, and the state may change meanwhile: it is
             copied at once, or a read shares a variable's memory until the variable is assigned to.
     """
@@ -121,18 +135,15 @@ class PendingSave:
         prefix: str,
         entries: Sequence[StateEntry],
         processes: Processes,
-        metadata: Mapping[str, Any] | None,
-        beside: Mapping[str, Any],
-        objects: Objects | None,
-        counter: int,
+        beside: Beside,
         max_to_keep: int | None,
         *,
         room: Room | None = None,
     ) -> None:
-        _check_json(metadata)
+        _check_json(beside.metadata)
         self._location, self._processes, self._max_to_keep = CheckpointLocation.of(prefix), processes, max_to_keep
         variables = variables_of(entries)
-        self._own = _own_items(variables, metadata or {}, objects, counter, beside)
+        self._own = _own_items(variables, beside)
         self._lock = self._location.lock()
         self._files: list[str] = []
         self._error: Exception | None = None
@@ -226,7 +237,7 @@ def room_for(entries: Sequence[StateEntry], processes: Processes, *, says: bool 
     return None
 
 
-def _check_json(metadata: Mapping[str, Any] | None) -> None:
+def _check_json(metadata: Mapping[str, Any]) -> None:
     try:
         json.dumps(metadata)
     except (TypeError, ValueError) as error:
@@ -322,28 +333,22 @@ def _write(location: CheckpointLocation, prefix: str, items: Sequence[Item]) -> 
         make_safe(file)
 
 
-def _own_items(
-    variables: Sequence[Variable],
-    content: Mapping[str, Any],
-    objects: Objects | None,
-    counter: int,
-    beside: Mapping[str, Any],
-) -> Callable[[int], list[Item]]:
+def _own_items(variables: Sequence[Variable], beside: Beside) -> Callable[[int], list[Item]]:
     """Return a function of a checkpoint's number of data files, which returns its own entries.
 
     They are the metadata, the graph of the user's objects, the save counter, and what is beside. What needs Keras is made at
     once, and not in a thread.
     """
     saved = tuple(Saved(variable.name, variable.shape, variable.dtype) for variable in variables)
-    order, graph = objects.order() if objects is not None else {}, object_graph(objects)
+    order, graph = beside.objects.order() if beside.objects is not None else {}, object_graph(beside.objects)
 
     def items(n_files: int) -> list[Item]:
-        text = Metadata(saved, n_files, order, content).to_json().encode()
+        text = Metadata(saved, n_files, order, beside.metadata).to_json().encode()
         return [
             Item(METADATA, "", len(text), lambda: tf.constant(text)),
             Item(OBJECT_GRAPH, "", len(graph), lambda: tf.constant(graph)),
-            Item(entry_of(COUNTER), "", 8, lambda: tf.constant(counter, tf.int64)),
-            *(Item(name, "", memoryview(value).nbytes, partial(tf.constant, value)) for name, value in beside.items()),
+            Item(entry_of(COUNTER), "", 8, lambda: tf.constant(beside.counter, tf.int64)),
+            *(Item(key, "", memoryview(each).nbytes, partial(tf.constant, each)) for key, each in beside.entries.items()),
         ]
 
     return items

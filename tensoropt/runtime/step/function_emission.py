@@ -187,8 +187,8 @@ class FunctionEmission:
             partial(self._send_from, stage), partial(self._gradient, stage, trained), partial(self._updated, stage)
         )
         return StepEmission(
-            program, view, resharder, {**self._variables(stage), **given}, state, part.fetch.train_steps, chain, exchange,
-            self._engine.micro_batches_of(self._fetch, stage), ends.losses,
+            program, view, resharder, {**self._variables(stage), **given}, state, chain, exchange,
+            self._engine.micro_batches_of(self._fetch, stage),
         )  # fmt: skip
 
     def _send_first(self) -> None:
@@ -201,9 +201,9 @@ class FunctionEmission:
                 fed = {feed.tensor.name: values for feed, values in feeds.items()}
                 own = SentAhead(
                     views, state, resharder, self._engine.micro_batches[stage] if self._is_training else (),
-                    crossings, self._variables(stage), fed, self._is_training, partial(self._receive, is_gradient=True),
+                    crossings, self._variables(stage), fed, self._is_training,
                 )  # fmt: skip
-                own.send(self._send)
+                own.send(self._send, partial(self._receive, is_gradient=True))
                 self._ahead[stage] = own
 
     def run(self) -> dict[int, list[Values]]:

@@ -44,7 +44,6 @@ class SentAhead:
         variables: Mapping[str, Callable[[int], Values]],
         fed: Mapping[str, Values],
         is_training: bool,
-        receive: Callable[[Crossing, int], Values],
     ) -> None:
         """Write its program.
 
@@ -53,9 +52,8 @@ class SentAhead:
             crossings: what is sent, once for each stage that it is sent to.
             variables: functions that emit the values of variables, by tensor name.
             fed: the values of what is fed, for the whole batch.
-            receive: receives a tensor's gradient of a micro-batch, in the layout in which that has the tensor.
         """
-        self._views, self._state, self._resharder, self._receive = views, state, resharder, receive
+        self._views, self._state, self._resharder = views, state, resharder
         self._micro_batches, self._crossings = micro_batches, crossings
         graph = views.whole.graph
         tensors = {each.tensor: graph.tensors[each.tensor] for each in crossings}
@@ -73,15 +71,16 @@ class SentAhead:
         self.names = tuple(program.gradients)
         given: dict[str, Callable[[int], Values]] = {name: partial(as_given, values) for name, values in fed.items()}
         exchange = Exchange(self._send_whole, self._gradient)
-        self._step = StepEmission(program, views.whole, resharder, {**variables, **given}, state, (), PassChain(1), exchange)
+        self._step = StepEmission(program, views.whole, resharder, {**variables, **given}, state, PassChain(1), exchange)
 
-    def send(self, send: Callable[..., None]) -> None:
+    def send(self, send: Callable[..., None], receive: Callable[[Crossing, int], Values]) -> None:
         """Emit all that is sent: of rows those of the first micro-batch first.
 
         Args:
             send: sends a tensor, or a micro-batch's part of it, by a crossing.
+            receive: receives a tensor's gradient of a micro-batch, in the layout in which that has the tensor.
         """
-        self._send = send
+        self._send, self._receive = send, receive
         self._step.forward(0)
         rows = dict(zip(self._on_every_rank, self._step.fetched(), strict=True))
         n = len(self._micro_batches)

@@ -8,12 +8,11 @@ accumulated where it was resharded for all micro-batches, and go back from there
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from types import MappingProxyType
 
 import tensorflow as tf
 
@@ -75,29 +74,25 @@ class StepEmission(TaskEmission):
         resharder: Resharder,
         sources: Sources,
         state: StageState,
-        train_steps: Sequence[str],
         chain: PassChain,
         exchange: Exchange,
         micro_batches: Sequence[MicroBatch] = (),
-        losses: Mapping[str, Tensor | None] = MappingProxyType({}),
     ) -> None:
         """Take a program.
 
         Args:
             state: the stage's variables and optimizers.
-            train_steps: the names of the training steps.
             chain: the passes of the rank, among which those of the program are.
             exchange: how the stage sends tensors to others, and receives gradients.
-            losses: those of training steps that the stage computes, by the steps' names; None where it doesn't.
         """
         flow, is_training = GradientFlow(view, state.path_finder), any(task.direction != FORWARD for task in program.tasks)
         super().__init__(flow, resharder, program.aliases, sources, state.update, is_training, micro_batches)
-        self._program, self._state, self._to_train = program, state, list(train_steps)
+        self._program, self._state, self._to_train = program, state, list(program.train_steps)
         self._passes, self._chain, self._exchange = program.passes, chain, exchange
-        self.flow.losses.update((name, loss) for name, loss in losses.items() if loss is not None)
+        self.flow.losses.update((name, loss) for name, loss in program.losses.items() if loss is not None)
         # What was sent back in the last pass.
         self._sent: list[tf.Tensor] = []
-        self._updates: dict[str, dict[str, Task]] = {name: {} for name in train_steps}
+        self._updates: dict[str, dict[str, Task]] = {name: {} for name in program.train_steps}
         self._n_updates = Counter(task.step for task in program.tasks if task.work == UPDATE)
         self._records: dict[int, BackwardRecord] = {}
         # What each micro-batch computes that is read when its passes are over; and the gradients accumulated so far.

@@ -165,7 +165,7 @@ class Cutting:
         model, hardware, limit = self.request.model, self.request.hardware, self.request.limit_bytes
         times, shared = self.times(n), self.shared(count)
         if shared is not None:
-            yield balanced(model, hardware, [[block] for block in shared], times, schedule=self.schedule)
+            yield balanced([[block] for block in shared], times, schedule=self.schedule)
             return
         all_choices = self._choices(count)
         sizes = {block.size for blocks in all_choices for block in blocks}
@@ -175,8 +175,7 @@ class Cutting:
             equal = None
 
         def fastest(of_stages: Sequence[Sequence[Block]], limit_bytes: int | None = limit) -> Cut:
-            placed, schedule, tried = self.placed, self.schedule, self._tried
-            return balanced(model, hardware, of_stages, times, placed, schedule, tried, needs, limit_bytes)
+            return balanced(of_stages, times, self.placed, self.schedule, self._tried, needs, limit_bytes)
 
         found = [fastest([list(each) for each in all_choices])]
         if equal is not None and found[0].blocks != equal:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from ...common.errors import InputError
 from ...common.garbage import older_objects_kept
 from ...common.progress import Progress
 from ...costs.model_costs import costing_of
-from ...costs.objectives import MEMORY_TIME, Objectives
+from ...costs.objectives import MEMORY_TIME
 from ...ft import ALGORITHMS, BY_DEFAULT, Budget, Frontier, InfeasibleError, at_true_times
 from ...ft.nonadditive.segment_memory import with_more
 from ...ft.problem import INFEASIBLE
@@ -26,13 +26,12 @@ from ...plan.plan import Plan
 from ...plan.points import Passes
 from ...plan.stage_plan import StagePlan
 from ...profiling.hardware import Hardware
-from ...profiling.work import NOTHING_KNOWN, MeasuredOperators
 from ...program.simulator import network_of
 from ...rules.registry import rule_in_micro_batches
 from ...rules.rule import Config, why_invalid
-from ...sharding.constraints import Force
 from ...sharding.model import Model
 from ...sharding.resharding import PathFinder
+from ..asked import Request
 from ..baselines import BY_SIMULATION, FT_SIMULATED, OTHERS, search_baseline
 from ..baselines.one_strategy import of_one_strategy
 from ..baselines.task import BaselineResult, BaselineTask, check_arguments
@@ -155,34 +154,12 @@ class SearchInterrupted(KeyboardInterrupt):
 
 @older_objects_kept()
 def find_frontier(
-    model: Model,
-    hardware: Hardware,
-    parallelism: int,
-    force: Force | None = None,
-    algorithm: str = "ft-ldp",
-    progress: Progress | None = None,
-    space: str | None = None,
-    objectives: Objectives = MEMORY_TIME,
-    budget: Budget | None = None,
-    known: MeasuredOperators = NOTHING_KNOWN,
-    without: Collection[str] = (),
-    micro_batches: int = 1,
-    limit_bytes: int | None = None,
-    is_enough: Callable[[ModelFrontier], bool] | None = None,
+    request: Request, parallelism: int, is_enough: Callable[[ModelFrontier], bool] | None = None
 ) -> ModelFrontier:
-    """Search the strategies at one parallelism.
+    """Search the strategies of a request's model at one parallelism, without micro-batches if it leaves their number open.
 
     Args:
         parallelism: the number of devices.
-        force, known, micro_batches: as in a :class:`..asked.Request`.
-        algorithm: one of ``ft.ALGORITHMS`` or of ``baselines.OTHERS``.
-        progress: called with (phase, done, total) now and then; the phases are ``costs`` and ``search``.
-        space: one of ``config_space.SPACES``; None chooses by the size of the full one.
-        objectives: the two costs to search, one of ``objectives.PAIRS``.
-        budget: how much effort to spend on the search; None for the default. Baselines ignore it.
-        without: those of ``choices.CHOICES`` that strategies must not use; baselines use none.
-        limit_bytes: the memory limit per device, which searches by simulated times keep to while they search; others
-            leave it to the choice of a point.
         is_enough: says of the frontier without rematerialization whether to return it and search no further.
 
     Raises:
@@ -190,24 +167,25 @@ def find_frontier(
             the arguments, or the batch can't be divided into so many micro-batches.
         SearchInterrupted: Ctrl-C, when the frontier without rematerialization is found.
     """
+    hardware, without, objectives, progress = request.hardware, request.without, request.objectives, request.progress
     phases = _Phases()
     with phases.taking("costs"):
         try:
             mesh = hardware.mesh(parallelism)
         except ValueError as error:
             raise InputError(str(error)) from error
-        model = model.in_micro_batches(micro_batches, mesh.n_devices)
-        costing = costing_of(model, hardware, mesh, known)
-        space = space or space_for(model.graph, mesh)
-    if algorithm in OTHERS:
-        check_arguments(algorithm, micro_batches, objectives, bool(force))
+        model = request.model.in_micro_batches(request.micro_batches or 1, mesh.n_devices)
+        costing = costing_of(model, hardware, mesh, request.known)
+        space = request.space or space_for(model.graph, mesh)
+    if request.algorithm in OTHERS:
+        check_arguments(request.algorithm, request.micro_batches or 1, objectives, bool(request.force))
         task = BaselineTask(costing, mesh, space, None, progress)
-        return _of_other(model, hardware, task, algorithm, limit_bytes, budget)
+        return _of_other(model, request, task)
     of_costs, of_search = (partial(progress, phase) for phase in ("costs", "search")) if progress else (None, None)
     is_remat = REMAT not in without and objectives[0] == "memory"
     choices = Choices(REUSE not in without, ZERO not in without)
-    builder = ProblemBuilder(model.graph, model.backward, costing, mesh, space, force or {}, of_costs, choices=choices)
-    searching = ProblemSearch(objectives, algorithm, of_search, budget or BY_DEFAULT)
+    builder = ProblemBuilder(model.graph, model.backward, costing, mesh, space, request.force, of_costs, choices=choices)
+    searching = ProblemSearch(objectives, request.algorithm, of_search, request.budget or BY_DEFAULT)
 
     def of_all(built: StrategyProblem, found: Frontier, note: str = "") -> ModelFrontier:
         return ModelFrontier(model, hardware, built, costing, found, phases.seconds, note=note, objectives=objectives)
@@ -215,7 +193,7 @@ def find_frontier(
     with phases.taking("costs"):
         plain = problem_of(builder, model, builder.build())
     with phases.taking("search"):
-        found = _searched(searching, plain, algorithm, not is_remat)
+        found = _searched(searching, plain, request.algorithm, not is_remat)
     if not is_remat:
         return _of_least_peaks(of_all(plain, found), progress)
     if is_enough is not None and is_enough(of_all(plain, found, NO_REMAT)):
@@ -248,14 +226,13 @@ class _Phases:
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
 
 
-def _of_other(
-    model: Model, hardware: Hardware, task: BaselineTask, algorithm: str, limit_bytes: int | None, budget: Budget | None
-) -> ModelFrontier:
+def _of_other(model: Model, request: Request, task: BaselineTask) -> ModelFrontier:
     """Return what one of ``baselines.OTHERS`` finds."""
+    algorithm, limit_bytes, budget = request.algorithm, request.limit_bytes, request.budget
     if algorithm in BY_SIMULATION:
         limits = SearchLimits(memory_bytes=limit_bytes) if budget is None else SearchLimits(budget.seconds, limit_bytes)
-        return _of_simulated(model, hardware, task, limits, algorithm)
-    return _of_baseline(model, hardware, task, algorithm).of_least_peaks(task.progress)
+        return _of_simulated(model, request.hardware, task, limits, algorithm)
+    return _of_baseline(model, request.hardware, task, algorithm).of_least_peaks(task.progress)
 
 
 def _searched(searching: ProblemSearch, problem: StrategyProblem, algorithm: str, is_last: bool) -> Frontier:

@@ -23,10 +23,8 @@ import numpy as np
 
 from ...common.errors import InputError
 from ...ir.graph import SOURCES, Graph
-from ...profiling.hardware import Hardware
 from ...program.schedule import ONE_FORWARD_ONE_BACKWARD, least_in_flight
 from ...sharding.branches import branch_starts, earliest_needed
-from ...sharding.model import Model
 from ...sharding.stages import Stages
 from .needs import FULL, StageNeeds
 from .placement import elsewhere, why_not_placed
@@ -72,8 +70,6 @@ class Cut:
 
 
 def balanced(
-    model: Model,
-    hardware: Hardware,
     choices: Choices,
     times: TimesBySize,
     placed: Mapping[str, Block] = NOTHING,
@@ -95,7 +91,7 @@ def balanced(
     Raises:
         InputError: there are fewer places to cut at than stages need, or none with which operators are as they are placed.
     """
-    places = _Places.of(times, hardware, choices, placed)
+    places = _Places.of(times, choices, placed)
     if needs is not None and limit_bytes is not None:
         places = replace(places, needs=needs, limit=FULL * limit_bytes)
     at, blocks = places.shortest_longest(choices)
@@ -106,7 +102,7 @@ def balanced(
     def stages_at(at: Sequence[int]) -> Stages:
         ends = tuple(places.names[place] for place in at)
         if ends not in known:
-            known[ends] = Stages(model, ends)
+            known[ends] = Stages(times.whole, ends)
         return known[ends]
 
     def predicted_us(at: Sequence[int]) -> float:
@@ -117,7 +113,7 @@ def balanced(
             if why_not_placed(stages, blocks, placed) is not None:
                 return math.inf
             again_us = places.again_us(at, blocks)
-            return estimated_us(stages, hardware, blocks, of_stages, schedule, again_us)
+            return estimated_us(stages, times.hardware, blocks, of_stages, schedule, again_us)
         except InputError:
             return math.inf
 
@@ -173,15 +169,15 @@ class _Places:
         return max(float(us.max() / (self.time_us[size][-1] or 1.0)) for size, us in self.beside_us.items())
 
     @classmethod
-    def of(cls, times: TimesBySize, hardware: Hardware, choices: Choices, placed: Mapping[str, Block] = NOTHING) -> _Places:
+    def of(cls, times: TimesBySize, choices: Choices, placed: Mapping[str, Block] = NOTHING) -> _Places:
         blocks = {block for of_stage in choices for block in of_stage}
         sizes, n_devices = sorted({block.size for block in blocks}), max(block.end for block in blocks)
         is_interleaved = any(block.first == 0 for of_stage in choices[1:] for block in of_stage)
         average = sizes[0] if is_interleaved else max(1, n_devices // len(choices))
         pairs = ((Block(block.first - average, average), Block(block.first, average)) for block in blocks if block.first)
-        rates = {after.first: way_back_and_forth_us(hardware, before, after) for before, after in pairs}
+        rates = {after.first: way_back_and_forth_us(times.hardware, before, after) for before, after in pairs}
         pair = Block(n_devices - average, average), Block(0, average)
-        back_us = way_back_and_forth_us(hardware, *pair) if is_interleaved else 0.0
+        back_us = way_back_and_forth_us(times.hardware, *pair) if is_interleaved else 0.0
         graph = times[sizes[0]].graph
         names, crossings, used_first = _program_order(graph)
         time_us = {size: _time_up_to(graph, names, used_first, times[size]) for size in sizes}

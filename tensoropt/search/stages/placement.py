@@ -12,37 +12,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from ...common.errors import InputError, cut, short
+from ...common.errors import InputError
 from ...common.words import listed
 from ...ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator
 from ...profiling.hardware import Hardware
-from ...sharding.constraints import force_by_name
+from ...sharding.constraints import Placed, force_by_name
 from ...sharding.stages import Stages
 from .submeshes import Block, Choices, is_submesh, reachable
-
-DEVICES = "devices"
-"""The key of an operator's devices in ``force``, beside its factors' degrees."""
-
-Placed = Mapping[str, tuple[int, ...]]
-"""The devices by the name of an operator."""
-
-
-def checked_devices(given: object, what: str) -> tuple[int, ...]:
-    """Return the devices that a user placed operators on, ascending.
-
-    Args:
-        what: where they were given, for the message.
-
-    Raises:
-        InputError: they aren't consecutive whole numbers from 0 up.
-    """
-    numbers = tuple(given) if isinstance(given, (list, tuple, range)) else ()
-    if not numbers or any(isinstance(each, bool) or not isinstance(each, (int, np.integer)) or each < 0 for each in numbers):
-        raise InputError(f"{what} takes a list of numbers of devices, such as [0, 1], got {short(given)}")
-    found = tuple(sorted(map(int, numbers)))
-    if found != tuple(range(found[0], found[0] + len(found))):
-        raise InputError(f"{what} takes consecutive devices, such as [0, 1], got {short(given)}; a stage has no others")
-    return found
 
 
 def placement(graph: Graph, placed: Placed, hardware: Hardware, parallelism: int) -> dict[str, Block]:
@@ -140,34 +116,6 @@ def why_not_placed(stages: Stages, blocks: Sequence[Block], placed: Mapping[str,
             where = f"with what uses it on devices {listed(homes[0].devices)}" if homes else "in no stage"
             return f"{_placed_text(op, block)}, but it is {where}; place it there"
     return None
-
-
-def by_operator(graph: Graph, placed: Placed) -> Placed:
-    """Return the devices by name of an operator, where a type means all operators of it.
-
-    Raises:
-        InputError: a name is neither an operator's nor a type in the model.
-    """
-    groups = sorted(set(placed.values()))
-    numbers = {name: {DEVICES: groups.index(devices)} for name, devices in placed.items()}
-    return {name: groups[each[DEVICES]] for name, each in force_by_name(graph, numbers).items()}
-
-
-def split_force(force: object) -> tuple[object, dict[str, tuple[int, ...]]]:
-    """Return ``force`` without its placements, and these.
-
-    Raises:
-        InputError: a placement isn't one.
-    """
-    if not isinstance(force, Mapping) or not all(isinstance(pinned, Mapping) for pinned in force.values()):
-        return force, {}
-    degrees = {name: {k: v for k, v in pinned.items() if k != DEVICES} for name, pinned in force.items()}
-    placed = {
-        str(name): checked_devices(pinned[DEVICES], f"force={{{cut(repr(name))}: {{'{DEVICES}': ...}}}}")
-        for name, pinned in force.items()
-        if DEVICES in pinned
-    }
-    return {name: each for name, each in degrees.items() if each or name not in placed}, placed
 
 
 def of_stage(graph: Graph, stage: Graph, force: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping[str, int]]:

@@ -16,13 +16,13 @@ import numpy as np
 
 from ...common.memory_units import memory_text
 from ...ft.pareto import product, reduce_unsorted
+from ...program.fast_makespan import PassTimes, Transfers, step_us
 from ...program.schedule import PLAIN, StepOrder, Times, tried_orders
 from ...sharding.stages import Stages
 from ..frontiers.find_frontier import ModelFrontier
 from .memory import StageCosts, bytes_together
 from .submeshes import Block
 from .timeline import stage_timeline
-from .times import PassTimes, Transfers, step_us
 
 MOST_COMBINED = 256
 """So many points of an interleaved stage at most are combined with those of the others on its submesh."""

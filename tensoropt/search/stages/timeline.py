@@ -1,7 +1,7 @@
 """Write out when the stages of a plan run their passes, and when what they send is on its way, as a report draws it.
 
-The times are those of :func:`.times.step_us`: a step ends when the last of these tasks does, or later where it isn't
-known which of three or more stages waits for what another sends back at the end.
+The times are those of :func:`...program.fast_makespan.step_us`: a step ends when the last of these tasks does, or later
+where it isn't known which of three or more stages waits for what another sends back at the end.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from functools import partial
 from operator import add
 from typing import Any
 
-from ...program.fast_makespan import pass_ends
+from ...program.fast_makespan import PassTimes, Transfers, first_passes_us, pass_ends, step_us
 from ...program.passes import BACKWARD, FORWARD, PARAMETERS, Pass, needs
 from ...program.schedule import StepOrder, of_submeshes
 from ..frontiers.step_views import COMPUTE_LANE, NETWORK_LANE, tasks_text
 from .submeshes import Block
-from .times import PassTimes, Transfers, first_passes_us, step_us
 
 BEFORE, BRANCHES, UPDATE = "before", "branches", "update"
 SENT_ON, SENT_BACK = "sent_on", "sent_back"
@@ -35,16 +34,7 @@ def stage_timeline(
     """
     submeshes = order.submeshes
     first = first_passes_us(times, on_the_way, submeshes)
-    ended, free = pass_ends(
-        order,
-        [each.forward for each in times],
-        [each.backward for each in times],
-        on_the_way.each,
-        first,
-        [each.late for each in times],
-        [each.parameters for each in times],
-        [each.early for each in times],
-    )
+    ended, free = pass_ends(times, on_the_way, order)
     deferring = {run.stage for run in ended if run.work == PARAMETERS}
     rows = _Rows(submeshes)
     of_submesh = partial(of_submeshes, submeshes=submeshes)

@@ -14,11 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
-from functools import reduce
-from typing import NamedTuple
-
-import numpy as np
+from dataclasses import replace
 
 from ...costs.config_costs import ConfigCosts
 from ...costs.model_costs import costing_of
@@ -27,8 +23,8 @@ from ...profiling.hardware import Hardware
 from ...profiling.hardware_costs import Link, link_between
 from ...profiling.work import NOTHING_KNOWN, MeasuredOperators
 from ...program.deferral import has_separate_gradients
-from ...program.fast_makespan import fast_makespan
-from ...program.schedule import ONE_FORWARD_ONE_BACKWARD, StepOrder, Times, of_submeshes, tried_orders
+from ...program.fast_makespan import PassTimes, Transfers, step_us
+from ...program.schedule import ONE_FORWARD_ONE_BACKWARD, tried_orders
 from ...reschedule.mesh import Mesh
 from ...rules.config_arrays import ConfigArrays
 from ...rules.registry import rule_of
@@ -36,92 +32,6 @@ from ...rules.rule import configs_by_degrees
 from ...sharding.model import Model
 from ...sharding.stages import Crossing, Stages
 from .submeshes import Block
-
-
-@dataclass(frozen=True, slots=True)
-class PassTimes:
-    """Microseconds of a stage: of a micro-batch's passes, and of what runs once a step. Many plans have float64[plans] each.
-
-    Attributes:
-        before: until its first pass may begin.
-        after: when its last pass is over.
-        late: the end of a backward pass, when what earlier stages wait for has been sent.
-        parameters: the part of a backward pass that no earlier stage waits for, which a schedule may defer: the gradients of
-            parameters, and all of branches that begin in the stage.
-        early: the part of a forward pass that doesn't wait for what the stage is sent, which comes first: such branches.
-    """
-
-    forward: Times = 0.0
-    backward: Times = 0.0
-    before: Times = 0.0
-    after: Times = 0.0
-    late: Times = 0.0
-    parameters: Times = 0.0
-    early: Times = 0.0
-
-    def __add__(self, other: PassTimes) -> PassTimes:
-        return PassTimes(
-            self.forward + other.forward,
-            self.backward + other.backward,
-            self.before + other.before,
-            self.after + other.after,
-            self.late + other.late,
-            self.parameters + other.parameters,
-            self.early + other.early,
-        )
-
-    def scaled(self, factor: Times) -> PassTimes:
-        """Return all times multiplied by a factor."""
-        return PassTimes(*(each * factor for each in astuple(self)))
-
-    def total(self, n_micro_batches: int) -> Times:
-        """Return the time of all passes of a step and of what runs once."""
-        return n_micro_batches * (self.forward + self.backward) + self.before + self.after
-
-
-class Transfers(NamedTuple):
-    """How long transfers between stages are on their way, in microseconds; see :func:`.fast_makespan`.
-
-    Attributes:
-        each: for each pair of neighbouring stages, of a micro-batch's tensors.
-        first: for each stage, of what it receives before its first pass.
-        last: for each stage, of what it sends back after its last pass.
-    """
-
-    each: list[float]
-    first: list[float]
-    last: list[float]
-
-
-def first_passes_us(times: Sequence[PassTimes], on_the_way: Transfers, submeshes: Sequence[int]) -> list[Times]:
-    """Return for each stage when what its first pass needs is there.
-
-    Args:
-        submeshes: the number of each stage's submesh. What all stages of one do before their first passes comes first.
-    """
-    of_each = of_submeshes([each.before for each in times], submeshes, np.add)
-    begins = [of_each[submesh] for submesh in submeshes]
-    for stage, way in enumerate(on_the_way.first):
-        if way:
-            begins[stage] = np.maximum(begins[stage], way + reduce(np.maximum, of_each))
-    return begins
-
-
-def step_us(times: Sequence[PassTimes], on_the_way: Transfers, order: StepOrder) -> Times:
-    """Return the predicted time of a step whose stages run their passes in an order, or the times of many plans."""
-    return fast_makespan(
-        order,
-        [each.forward for each in times],
-        [each.backward for each in times],
-        on_the_way.each,
-        first_passes_us(times, on_the_way, order.submeshes),
-        on_the_way.last,
-        [each.after for each in times],
-        [each.late for each in times],
-        [each.parameters for each in times],
-        [each.early for each in times],
-    )
-
 
 # Operators
 
@@ -182,13 +92,14 @@ class TimesBySize:
         self, model: Model, hardware: Hardware, n_micro_batches: int, known: MeasuredOperators = NOTHING_KNOWN
     ) -> None:
         """Take the model of the full batch, and what was measured of operators."""
-        self._model, self._hardware, self._known = model.in_micro_batches(n_micro_batches), hardware, known
+        self.whole, self.hardware, self._known = model, hardware, known
+        self._model = model.in_micro_batches(n_micro_batches)
         self._found: dict[int, OperatorTimes] = {}
 
     def __getitem__(self, size: int) -> OperatorTimes:
         if size not in self._found:
-            mesh = self._hardware.mesh(size)
-            self._found[size] = OperatorTimes(self._model, self._hardware, mesh, self._known)
+            mesh = self.hardware.mesh(size)
+            self._found[size] = OperatorTimes(self._model, self.hardware, mesh, self._known)
         return self._found[size]
 
     def of(self, sizes: Sequence[int]) -> list[OperatorTimes]:

@@ -80,7 +80,7 @@ def _compare(arguments: argparse.Namespace) -> None:
             placed = mini_time(replace(request, limit_bytes=None, space=None, placed=model.placed), count)
             in_stages |= {"placed": placed} if len(placed.stages) > 1 else {}
     with display.phase("search"):
-        frontier = find_frontier(model, hardware, count, progress=display.update, space=arguments.space, budget=budget)
+        frontier = find_frontier(request, count)
         if not model.placed:
             in_stages["stages"] = _that_pays(request, count, frontier)
         compared = compare(frontier, limit_bytes=limit, progress=display.update)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
+from helpers.searches import find_frontier
 from zoo.small import SMALL
 
 from tensoropt import zoo
@@ -12,7 +13,7 @@ from tensoropt.ft import Budget
 from tensoropt.profiling.hardware import named
 from tensoropt.rules.rule import Config
 from tensoropt.search.baselines.task import BaselineTask
-from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_frontier
+from tensoropt.search.frontiers.find_frontier import ModelFrontier
 from tensoropt.sharding.model import Model
 from tensoropt.tools.offline import record
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from helpers import zoo
 from helpers.large import first
+from helpers.searches import find_frontier
 from helpers.strategies import engine_of, train_and_check
 
 from tensoropt.common.errors import InputError
@@ -19,7 +20,7 @@ from tensoropt.plan.build import cost_entries
 from tensoropt.profiling.hardware import named
 from tensoropt.reschedule.layout import Layout, is_view
 from tensoropt.search.baselines import BASELINES, search_baseline
-from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_baseline, find_frontier
+from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_baseline
 from tensoropt.sharding.consumers import Consumer, consumers_of, sharding_of
 from tensoropt.sharding.resharding import PathFinder, PlainCosts
 from tensoropt.sharding.strategy import Copy, Strategy, StrategyView
@@ -179,4 +180,4 @@ def test_wrong_use_is_refused():
     with pytest.raises(ValueError, match="unknown baseline 'alpa'; choose one of data-parallel, one-weird-trick, "):
         search_baseline(task_of(frontier_of("lenet5", "full")), "alpa")
     with pytest.raises(InputError, match="'tofu' decides by itself what is split; leave out force="):
-        find_frontier(model_of("lenet5"), named("v100-1x4"), 4, {"MatMul": {"n": 2}}, "tofu")
+        find_frontier(model_of("lenet5"), named("v100-1x4"), 4, force={"MatMul": {"n": 2}}, algorithm="tofu")

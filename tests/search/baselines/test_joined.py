@@ -8,11 +8,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from helpers.large import first
+from helpers.searches import find_frontier
 
 from tensoropt.ft import Budget, Frontier
 from tensoropt.profiling.hardware import named
 from tensoropt.search.compare import Comparison, beside_baselines, compare
-from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_baseline, find_frontier
+from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_baseline
 from tensoropt.search.frontiers.found_points import least_peaks, longest_ascending
 
 from .models import frontier_of, model_of

@@ -8,6 +8,7 @@ from itertools import groupby
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.searches import find_frontier
 from zoo.small import SMALL
 
 from tensoropt import zoo
@@ -21,7 +22,6 @@ from tensoropt.profiling.hardware import named
 from tensoropt.profiling.hardware_costs import CollectiveCosts, OperatorCosts
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
-from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.search.problem.config_space import COMPACT, FULL, MOST_FACTORS, nodes_of, space_for, states_of, unit_orders
 from tensoropt.search.problem.fusion_groups import FusionGroup, fusion_groups, is_contraction

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.large import first
+from helpers.searches import find_frontier
 from zoo.small import SMALL
 
 import tensoropt
@@ -21,7 +22,7 @@ from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.ir.graph import VARIABLE
 from tensoropt.plan.build import cost_entries
 from tensoropt.profiling.hardware import named
-from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_baseline, find_frontier
+from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_baseline
 from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.search.problem.config_space import COMPACT, FULL
 from tensoropt.sharding.consumers import consumers_of

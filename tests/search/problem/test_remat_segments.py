@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import zoo
+from helpers.searches import find_frontier
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.profiling.hardware import named
-from tensoropt.search.frontiers.find_frontier import NOTHING_OFFERED, find_frontier
+from tensoropt.search.frontiers.find_frontier import NOTHING_OFFERED
 from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.search.problem.remat_segments import LIMITS, SLACK, SLACK_OF_RESULTS, _chosen, _Cut, _within
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers.large import first
+from helpers.searches import find_frontier
 from remat.small import HARDWARE, SMALL, settle_copies
 
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.ft import Budget, search
 from tensoropt.ft.problem import INFEASIBLE
-from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.search.problem.choices import Choices
 from tensoropt.search.problem.strategy_problem import StrategyProblem

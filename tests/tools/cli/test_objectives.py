@@ -8,13 +8,13 @@ from functools import cache
 import numpy as np
 import pytest
 from helpers.large import first
+from helpers.searches import find_frontier
 from tools.cli.models import good
 
 import tensoropt
 from tensoropt.costs.objectives import PAIRS, parse_objectives
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
-from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.tools.cli.main import main
 from tensoropt.tools.offline import record
 
