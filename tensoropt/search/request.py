@@ -40,21 +40,12 @@ def searched(request: Request, parallelism: int, is_enough: Callable[[ModelFront
         )
     try:
         return find_frontier(
-            model=request.model,
-            hardware=request.hardware,
-            parallelism=parallelism,
-            force=request.force,
-            algorithm=request.algorithm,
-            progress=request.progress,
-            space=request.space,
-            objectives=request.objectives,
-            budget=request.budget,
-            known=request.known,
-            without=request.without,
-            micro_batches=request.micro_batches or 1,
+            model=request.model, hardware=request.hardware, parallelism=parallelism, force=request.force,
+            algorithm=request.algorithm, progress=request.progress, space=request.space, objectives=request.objectives,
+            budget=request.budget, known=request.known, without=request.without, micro_batches=request.micro_batches or 1,
             limit_bytes=request.limit_bytes,
             is_enough=is_enough or (None if request.wants_frontier else partial(fastest_fits, request)),
-        )
+        )  # fmt: skip
     except InfeasibleError as error:
         slices = f" in {request.micro_batches} micro-batches" if (request.micro_batches or 1) > 1 else ""
         what = "does what force asks" if request.force else "is possible"

@@ -118,9 +118,7 @@ class _Start:
                     assert isinstance(found, Plan)
                     plan = found
             values = first_values(captured)
-            execution = execute(
-                plan, model, values, context.processes, self.collectives, display, values_are_exchanged=True
-            )
+            execution = execute(plan, model, values, context.processes, self.collectives, display, values_are_exchanged=True)
             expected = opened(signature, self.told, self.has_open_labels) if isinstance(trainer, Trainer) else signature
             limit = Limit(self.options.memory, context)
             runs = Runs(Run(captured, execution), signature, expected, limit, capture, first_values, names)

@@ -40,9 +40,7 @@ def main() -> None:
     rank, n_ranks, n_samples = current_processes().rank, current_processes().size, 8
     x, y = (np.concatenate([batch[n] for batch in batches(n_samples)]) for n in (N_INPUTS, N_OUTPUTS))
     given = {"batch_size": n_samples, "epochs": 1, "shuffle": False, "verbose": 0}
-    trainer = tensoropt.parallelize(
-        network(), **how(), batch_size=n_samples, micro_batches=4, cluster=f"v100-1x{n_ranks}"
-    )
+    trainer = tensoropt.parallelize(network(), **how(), batch_size=n_samples, micro_batches=4, cluster=f"v100-1x{n_ranks}")
     assert trainer.plan.micro_batches == 4 and trainer.plan.parallelism == n_ranks
     losses = trainer.fit(x, y, **given).history["loss"]
     weights = trainer.get_weights()

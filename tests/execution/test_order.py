@@ -255,9 +255,7 @@ def test_in_order_gradients_of_many_consumers_are_added_two_at_a_time() -> None:
     assert peak <= (DEPTH + 8) * megabyte
 
 
-def step_of(
-    graph: tf.Graph, images: tf.Tensor, filters: tf.Tensor, bias: tf.Tensor
-) -> tuple[list[tf.Tensor], int]:
+def step_of(graph: tf.Graph, images: tf.Tensor, filters: tf.Tensor, bias: tf.Tensor) -> tuple[list[tf.Tensor], int]:
     """The gradients of a bias and a filter, as they are emitted, and where the backward pass begins."""
     given = Operator("add", "BiasAdd", (), (Tensor("add:0", (4, 16, 16, 8), "float32"),))
     convolved = tf.nn.conv2d(images, filters, 1, "SAME")

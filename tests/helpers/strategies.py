@@ -163,9 +163,7 @@ def evaluate_and_check(engine: Engine, model: zoo.Recorded, tolerance: float = E
     """Check that the metrics after the steps are those of one device."""
     first = feeds_of(model.graph, model.batches[0])
     wanted = tuple((_tensor(model, name), False) for name in model.metrics)
-    for name, values, expected in zip(
-        model.metrics, engine.run(Fetch(wanted), first), model.reference.metrics, strict=True
-    ):
+    for name, values, expected in zip(model.metrics, engine.run(Fetch(wanted), first), model.reference.metrics, strict=True):
         _assert_all_close(values, expected, tolerance, f"metric {name}")
 
 

@@ -175,9 +175,7 @@ def test_the_peak_of_a_plan_is_of_both_its_stages() -> None:
     for number in {0, len(found.points_of) - 1}:
         point = found.points_of[number]
         for stage in range(2):
-            alone = [
-                passes_of(point.frontiers[each], point.numbers[each], each, point.order) for each in (stage, stage + 2)
-            ]
+            alone = [passes_of(point.frontiers[each], point.numbers[each], each, point.order) for each in (stage, stage + 2)]
             assert max(alone) < point.stage_bytes[stage] == point.stage_bytes[stage + 2] <= sum(alone)
         compute_ns = [int(f.costs.compute_ns[n]) for f, n in zip(point.frontiers, point.numbers, strict=True)]
         assert point.costs_ns[1] == max(compute_ns[0] + compute_ns[2], compute_ns[1] + compute_ns[3])

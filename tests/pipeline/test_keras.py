@@ -20,9 +20,7 @@ from tensoropt.plan.plan import Plan
 WORKER = Path(__file__).parent / "keras_worker.py"
 
 
-def parallelized(
-    stages: Any = 2, n_devices: int = 4, optimizer: Any = None, network: Any = network, **options: Any
-) -> Any:
+def parallelized(stages: Any = 2, n_devices: int = 4, optimizer: Any = None, network: Any = network, **options: Any) -> Any:
     given = {"micro_batches": 4, "parallelism": n_devices, "cluster": f"v100-1x{n_devices}", "verbose": 0, **options}
     return tensoropt.parallelize(
         network(), **compiled(optimizer), batch_size=BATCH, collectives="emulated", stages=stages, **given

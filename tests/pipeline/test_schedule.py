@@ -15,12 +15,7 @@ from pipeline.orders import OF_OWN_SUBMESHES, interleaved, makespan, order_of, r
 from tensoropt.common.errors import InputError
 from tensoropt.program.pass_memory import Messages
 from tensoropt.program.passes import BACKWARD, FORWARD, PARAMETERS, Orders, Pass, merged, needs
-from tensoropt.program.schedule import (
-    least_in_flight,
-    tried_deferred,
-    tried_in_flight,
-    tried_orders,
-)
+from tensoropt.program.schedule import least_in_flight, tried_deferred, tried_in_flight, tried_orders
 
 
 def in_flight(order: tuple[Pass, ...]) -> int:
@@ -181,9 +176,7 @@ def test_random_durations_and_registers_never_stop_all_and_keep_the_quota(seed: 
     assert machine.is_within
 
 
-def longest_path(
-    orders: Orders, takes: dict[str, list[float]], transfer: list[float], early: list[float]
-) -> float:
+def longest_path(orders: Orders, takes: dict[str, list[float]], transfer: list[float], early: list[float]) -> float:
     """When the last pass ends, by the longest path through all that each one waits for; only its early part needn't."""
     before = {each: pair[0] for order in orders for pair in pairwise(order) for each in pair[1:]}
 
@@ -248,9 +241,7 @@ def test_times_of_many_plans_are_those_of_each() -> None:
 
 
 def test_more_in_flight_hides_a_slow_link() -> None:
-    times = [
-        makespan(order_of("1f1b", 8, ahead), [1.0, 1.0], [2.0, 2.0], [1.5]) for ahead in ((2, 1), (3, 1), (4, 1))
-    ]
+    times = [makespan(order_of("1f1b", 8, ahead), [1.0, 1.0], [2.0, 2.0], [1.5]) for ahead in ((2, 1), (3, 1), (4, 1))]
     assert times[0] > times[1] >= times[2]
 
 

@@ -67,9 +67,7 @@ def main() -> None:
     loss = loss_of(words, targets)
     train = tensoropt.AdamOptimizer(0.01).minimize(loss)
     wanted = {} if stages == "1" else {"stages": int(stages), "schedule": schedule}
-    plan = tensoropt.find_strategy(
-        parallelism=int(parallelism), micro_batches=int(micro_batches), verbose=0, **wanted
-    )
+    plan = tensoropt.find_strategy(parallelism=int(parallelism), micro_batches=int(micro_batches), verbose=0, **wanted)
     if file:
         if session.processes.rank == 0:
             plan.save(file[0])

@@ -228,9 +228,7 @@ def open_request(model: Model, **asked: object) -> Request:
     return request(model, micro_batches=None, **asked)
 
 
-def test_limits_below_the_held_memory_are_refused_without_a_search(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_limits_below_the_held_memory_are_refused_without_a_search(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """No micro-batches are searched but for what the message says of them; no peak is asked for before."""
     held, asked = least_held_bytes(model.graph, 4), []
     whole = searched(request(model), 4)

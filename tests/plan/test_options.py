@@ -136,10 +136,7 @@ def test_the_default_limit_is_the_device_over_1_1(monkeypatch):
     monkeypatch.setattr("tensoropt.search.options._found", lambda option, request, *_: asked.append(request) or plan)
     tensoropt.find_strategy()
     tensoropt.find_strategy(memory="16GB")
-    assert [request.limit_bytes for request in asked] == [
-        int(resolve("v100-1x4").device.memory_bytes / 1.1),
-        16 * 10**9,
-    ]
+    assert [request.limit_bytes for request in asked] == [int(resolve("v100-1x4").device.memory_bytes / 1.1), 16 * 10**9]
 
 
 def test_memory_is_written_short():

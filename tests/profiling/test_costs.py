@@ -15,9 +15,7 @@ from tensoropt.reschedule.mesh import Mesh
 
 DEVICE = Device("d", 10**9, {"float32": 1e12}, 1e11, operator_overhead_us=2.0)
 # 3 machines with 1 byte/ns and 10 us, 4 devices each with 10 bytes/ns and 1 us
-HARDWARE = Hardware(
-    "worked", DEVICE, (LinkLevel("machine", 3, 10.0, 1e9), LinkLevel("device", 4, 1.0, 1e10))
-)
+HARDWARE = Hardware("worked", DEVICE, (LinkLevel("machine", 3, 10.0, 1e9), LinkLevel("device", 4, 1.0, 1e10)))
 MESH = HARDWARE.mesh()
 COSTS = CollectiveCosts(HARDWARE, MESH)
 N = 12_000_000

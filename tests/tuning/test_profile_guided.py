@@ -193,9 +193,7 @@ def test_strategies_that_are_asked_for_are_measured_wholly_whatever_the_budget(m
     assert plan.assumed["operators"]["measured"] < measured
     search.measure(plan.frontier, [plan.stages[0].strategy])
     assert len(machine.timed) == measured
-    works = [
-        work for each, work in search._work_items.items() if plan.stages[0].strategy.configs[each.name] == each.config
-    ]
+    works = [work for each, work in search._work_items.items() if plan.stages[0].strategy.configs[each.name] == each.config]
     assert works and all(work.key in store.measured for work in works)
 
 
@@ -239,9 +237,7 @@ def test_data_parallelism_comes_behind_the_first_plan(model):
     first = mini_time(Request(model, here(), None), DEVICES)
     frontier = first.frontier
     assert isinstance(frontier, ModelFrontier)
-    alone, both = (
-        searching(model, Machine(), Store(None, "here"))._wanted(first, is_first) for is_first in (False, True)
-    )
+    alone, both = (searching(model, Machine(), Store(None, "here"))._wanted(first, is_first) for is_first in (False, True))
     assert both[: len(alone)] == alone and len(both) > len(alone)
     batch = data_parallel.configs(BaselineTask(frontier.costing, frontier.mesh, frontier.built.space))
     assert all(batch[op.name] == op.config != first.stages[0].strategy.configs[op.name] for op, _ in both[len(alone) :])

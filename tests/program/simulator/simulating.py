@@ -153,9 +153,7 @@ class Simulated:
                 yield self.graph.touched([op.name]), changed
 
 
-def step_timeline(
-    view: StrategyView, costing: OperatorCosting, path_finder: PathFinder, network: Network
-) -> StepTimeline:
+def step_timeline(view: StrategyView, costing: OperatorCosting, path_finder: PathFinder, network: Network) -> StepTimeline:
     graph = step_graph(view, path_finder)
     chains = StepActions(costing, path_finder).chains(view, graph.nodes)
     return timeline_of(view.graph.producers, graph, chains, network)

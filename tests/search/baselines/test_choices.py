@@ -138,9 +138,7 @@ def test_assignments_are_all_that_have_no_conflict():
     together = {
         pair for of_operator in naming.factors.values() for pair in itertools.combinations([c for c, _ in of_operator], 2)
     }
-    fit = [
-        [_fits(task, members, task.mesh.size_of(run)) for run in naming.runs] for members in _members(naming)
-    ]
+    fit = [[_fits(task, members, task.mesh.size_of(run)) for run in naming.runs] for members in _members(naming)]
     expected = set()
     for indices in itertools.product(range(len(naming.runs)), repeat=n_names):
         runs = [naming.runs[index] for index in indices]

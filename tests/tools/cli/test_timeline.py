@@ -72,9 +72,7 @@ def test_ranks_trace_a_plan(plan, tmp_path):
         collectives = [event for event in complete if event["cat"] == "collective"]
         assert len(collectives) >= 2 and all(event["args"]["bytes"] > 0 for event in collectives)
         assert all(" for " in event["name"] and "shape" in event["args"] for event in collectives)
-        forward, backward = (
-            [event["name"] for event in complete if event["cat"] == way] for way in ("forward", "backward")
-        )
+        forward, backward = ([event["name"] for event in complete if event["cat"] == way] for way in ("forward", "backward"))
         assert {"Conv2D + BiasAdd + Relu", "MaxPool2d"} <= set(forward)
         assert {name for each in forward for name in each.split(" + ")} <= planned
         assert "Conv2D (backward)" in backward and {name.removesuffix(" (backward)") for name in backward} <= planned
