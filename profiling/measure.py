@@ -104,7 +104,8 @@ def measure(
     def described(tables: Tables, is_complete: bool) -> Hardware:
         fitted = tuple(fitted_link(level, index, mesh, tables, device) for index, level in enumerate(mesh.levels))
         today, is_quick = datetime.date.today().isoformat(), budget_s < QUICK_S
-        origin = Origin(today, computing.tensorflow, computing.threads, is_complete, is_quick, process.collectives)
+        by = process.collectives, process.is_by_nccl
+        origin = Origin(today, computing.tensorflow, computing.threads, is_complete, is_quick, *by)
         path_us = measuring.path_us
         python = f"with {call_us:.1f} us for the engine's call into Python and {path_us:.1f} us there"
         how = python if process.emitted is None else f"as operators of {process.collectives}"
@@ -160,13 +161,9 @@ def _measure_device(
     copied_per_s = 4 * COPIED[0] * COPIED[1] / copied_s if own is None else 0.0
     memory_bytes = own if own is not None else available_memory_bytes(process.local_ranks)
     device = Device(
-        name=engine.device_name(),
-        memory_bytes=int(ranks.smallest(memory_bytes)),
-        flops_per_s=rates,
-        memory_bytes_per_s=bytes_per_s,
-        operator_overhead_us=overhead_us,
-        copied_bytes_per_s=copied_per_s,
-    )
+        name=engine.device_name(), memory_bytes=int(ranks.smallest(memory_bytes)), flops_per_s=rates,
+        memory_bytes_per_s=bytes_per_s, operator_overhead_us=overhead_us, copied_bytes_per_s=copied_per_s,
+    )  # fmt: skip
     free = f"free when measured, over {process.local_ranks} ranks of the machine, the least of all ranks"
     provenance = {
         "memory_bytes": "the device's own" if own is not None else free,
@@ -200,13 +197,9 @@ def _exposed(
         return lambda: run(whole)
 
     return exposed_share(
-        engine,
-        all_reduce,
-        lambda size: curve.time_ns(size) / 1e9,
-        2 * engine.gemm_extent**3 / device.flops_per_s["float32"],
-        ranks.largest,
-        budget_s,
-    )
+        engine, all_reduce, lambda size: curve.time_ns(size) / 1e9,
+        2 * engine.gemm_extent**3 / device.flops_per_s["float32"], ranks.largest, budget_s,
+    )  # fmt: skip
 
 
 def _streams(engine: TensorFlowEngine) -> Action:

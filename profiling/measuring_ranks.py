@@ -34,6 +34,7 @@ class MeasuringProcess:
         ranks_per_core: how many ranks share each core.
         broadcast: returns rank 0's value on every rank.
         collectives: the implementation of the measured collectives, ``mpi``, ``tensorflow`` or ``horovod``.
+        is_by_nccl: whether TensorFlow's run by NCCL.
         emitted: returns, for a kind, axes and bytes, the length of a rank's input and the function that adds the
             collective to the graph that is being built; None where collectives are calls from the graph into Python.
     """
@@ -44,6 +45,7 @@ class MeasuringProcess:
     ranks_per_core: float = 1.0
     broadcast: Callable[[Any], Any] = lambda value: value
     collectives: str = "mpi"
+    is_by_nccl: bool = False
     emitted: Callable[[str, Axes, int], Call] | None = None
 
 

@@ -42,7 +42,9 @@ class TensorFlowEngine:
         self.gemm_extent = 4096 if self._gpu else 512  # a GPU's rate shows only at sizes that fill it
         self.tensorflow = tf.__version__
         self.threads = _threads_within_operators(tf)
-        self.name = f"TensorFlow {tf.__version__}, {self.threads or 'all'} threads"
+        is_tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
+        how = f"TF32 {'on' if is_tf32 else 'off'}" if self._gpu else f"{self.threads or 'all'} threads"
+        self.name = f"TensorFlow {tf.__version__}, {how}"
 
     def device_name(self) -> str:
         if not self._gpu:

@@ -176,12 +176,7 @@ class Hull:
         return mixed(shares[0], shares[1], (of_low, of_high))
 
 
-def lagrangian(
-    search: WeightedSearch,
-    n_lines: int = 100,
-    known: Found | None = None,
-    gap: float = _NEAR,
-) -> Hull:
+def lagrangian(search: WeightedSearch, n_lines: int = 100, known: Found | None = None, gap: float = _NEAR) -> Hull:
     """Return the hull of a problem's frontier, with at most ``n_lines`` lines; fewer if the search's deadline passes.
 
     Args:

@@ -15,7 +15,7 @@ import json
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -236,6 +236,12 @@ class Hardware:
         """
         return self.exposed_share if mesh.levels[0].count > 1 or self.levels[0].count == 1 else 1.0
 
+    def by_mpi(self) -> Hardware:
+        """Return this hardware with collectives by MPI, as those of stages are, for what they take of memory."""
+        if self.measured is None:
+            return self
+        return replace(self, measured=replace(self.measured, collectives="mpi", is_by_nccl=False))
+
     def basis(self) -> str:
         """Return in words what the times of operators rest on."""
         if self.measured is not None:
@@ -254,20 +260,14 @@ class Hardware:
         }
         measured = {} if self.measured is None else {"measured": asdict(self.measured)}
         return {
-            "format": FORMAT,
-            "version": VERSION,
-            "name": self.name,
-            "device": known,
-            "levels": [asdict(level) for level in self.levels],
-            "collectives": collectives,
-            "operators": rates_to_json(self.operators),
-            "provenance": dict(self.provenance),
+            "format": FORMAT, "version": VERSION, "name": self.name, "device": known,
+            "levels": [asdict(level) for level in self.levels], "collectives": collectives,
+            "operators": rates_to_json(self.operators), "provenance": dict(self.provenance),
             **{name: getattr(self, name) for name in PARTS_OF_COLLECTIVES if getattr(self, name)},
             **({"exposed_share": self.exposed_share} if self.exposed_share < 1 else {}),
             **({} if self.topology is None else {"topology": self.topology.to_json()}),
-            **({} if self.price_per_hour is None else {"price_per_hour": self.price_per_hour}),
-            **measured,
-        }
+            **({} if self.price_per_hour is None else {"price_per_hour": self.price_per_hour}), **measured,
+        }  # fmt: skip
 
     @classmethod
     def from_json(cls, value: object) -> Hardware:
@@ -290,18 +290,15 @@ class Hardware:
         for name, given in optional.items():
             checks.mapping(given, name, "an object")
         return cls(
-            name=top["name"],
-            device=device,
+            name=top["name"], device=device,
             levels=tuple(checks.made(LinkLevel, level, f"levels[{index}]") for index, level in levels),
             collectives={kind: tables_from_json(kind, tables) for kind, tables in optional["collectives"].items()},
-            provenance=optional["provenance"],
-            operators=rates_from_json(optional["operators"]),
+            provenance=optional["provenance"], operators=rates_from_json(optional["operators"]),
             measured=checks.made(Origin, top["measured"], "measured") if "measured" in top else None,
-            **{name: top.get(name, 0.0) for name in PARTS_OF_COLLECTIVES},
-            exposed_share=top.get("exposed_share", 1.0),
+            **{name: top.get(name, 0.0) for name in PARTS_OF_COLLECTIVES}, exposed_share=top.get("exposed_share", 1.0),
             topology=topology_from_json(top["topology"]) if "topology" in top else None,
             price_per_hour=top.get("price_per_hour"),
-        )
+        )  # fmt: skip
 
     @classmethod
     def load(cls, path: str | Path, read: Callable[[object], Hardware] | None = None) -> Hardware:

@@ -52,6 +52,7 @@ class Origin:
         is_complete: whether all was measured, rather than the part that was done before an interruption.
         is_quick: whether it was measured in seconds.
         collectives: the implementation of the measured collectives, ``mpi``, ``tensorflow`` or ``horovod``.
+        is_by_nccl: whether TensorFlow's ran by NCCL, between GPUs.
     """
 
     date: str
@@ -60,6 +61,7 @@ class Origin:
     is_complete: bool = True
     is_quick: bool = False
     collectives: str = "mpi"
+    is_by_nccl: bool = False
 
     def __post_init__(self) -> None:
         checks.text(self.date, "measured.date")
@@ -70,7 +72,7 @@ class Origin:
         if not isinstance(self.tensorflow, str):
             raise checks.fail("measured.tensorflow", self.tensorflow, "a version, empty if it computed nothing")
         checks.number(self.threads, "measured.threads", "a number of threads, 0 for all", least=0)
-        for name in ("is_complete", "is_quick"):
+        for name in ("is_complete", "is_quick", "is_by_nccl"):
             if not isinstance(getattr(self, name), bool):
                 raise checks.fail(f"measured.{name}", getattr(self, name), "true or false")
         if self.collectives not in MEASURED_COLLECTIVES:

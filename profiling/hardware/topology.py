@@ -192,10 +192,7 @@ class Topology:
         ]
         links = [
             {
-                "from": link.source,
-                "to": link.target,
-                "bytes_per_s": link.bytes_per_s,
-                "latency_us": link.latency_us,
+                "from": link.source, "to": link.target, "bytes_per_s": link.bytes_per_s, "latency_us": link.latency_us,
                 **({"both_ways": True} if link.both_ways else {}),
             }
             for link in self.links

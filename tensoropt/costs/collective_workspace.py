@@ -1,6 +1,8 @@
-"""Compute the memory that :class:`MpiCommunicator` keeps from one collective to the next.
+"""Compute the memory that collectives take beside what they read and write.
 
-It keeps one buffer of each name, as large as the largest that any collective has needed.
+:class:`MpiCommunicator` keeps one buffer of each name, as large as the largest that any collective has needed. TensorFlow's
+collectives are operators on tensors that live while they run: packed, padded, received, added. NCCL keeps buffers for each
+group of GPUs.
 """
 
 from __future__ import annotations
@@ -8,8 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from ..reschedule.layout import Shape
+from ..reschedule.halo import RankHalo
+from ..reschedule.layout import Axes, Shape
+from ..reschedule.mesh import Mesh
 from ..reschedule.rank_steps import ROUND_BYTES, RankStep, slab
+
+CONNECTION_BYTES, SHARED_BYTES = 14 << 20, 16 << 20
+"""NCCL's buffers on a GPU for each channel: to each GPU of its machine, and to all other machines together.
+
+The FIFOs of three protocols have 4 MiB (``NCCL_BUFFSIZE``), 4.7 MiB and 0.5 MiB (``src/init.cc``), in pages of 2 MiB. On 8
+H100s an all-to-all took 3.28 GB for 7 GPUs x 32 channels (NVIDIA/nccl#1685); a B300 had 512 MiB for the network (#2363).
+"""
+NVLINK_BYTES_PER_S, CHANNELS, CHANNELS_OF_PCIE = 7e10, 32, 2
+"""Links between GPUs that are at least so fast are NVLink's, with as many channels; others have those of PCIe."""
 
 GATHER_AND_ADD_BYTES = 1 << 18
 """An all-reduce that would receive at most this many bytes by an all-gather uses one, and adds.
@@ -46,6 +59,44 @@ def workspace_bytes(step: RankStep, item_bytes: int) -> dict[str, int]:
     elif n_members and (not step.recv_in_place or n_rounds > 1):
         found["receive"] = _in_rounds(step.recv_shapes, n_rounds) * item_bytes
     return found
+
+
+def in_graph_bytes(step: RankStep | RankHalo, item_bytes: int) -> int:
+    """Return the most bytes that TensorFlow's operators for a step have at once beside its operand and its result."""
+    if isinstance(step, RankHalo):
+        tiles = [math.prod(part.stop - part.start for part in tile) for tile in (*step.before.parts, *step.after.parts)]
+        # The last rank may have one neighbour, where others have two.
+        return (4 * sum(tiles) + 2 * len(step.before.parts) * max(tiles)) * item_bytes
+    n, local, result = len(step.recv_shapes), math.prod(step.local_shape), math.prod(step.result_shape)
+    wider = 2 if item_bytes <= 2 else 1  # numbers of 16 bits are added in float32
+    if step.kind == "all_reduce" and n == 2:
+        return max(-(-local // 2) * wider, (wider - 1) * 2 * local) * item_bytes
+    sent = [math.prod(part.stop - part.start for part in tile) for tile in step.send_slices]
+    received = [math.prod(shape) for shape in step.recv_shapes]
+    if step.kind == "all_reduce":
+        received = [-(-local // n)] * n
+    most = max(*received, *sent)
+    is_even, padded = min(*received, *sent) == most, n * most
+    alive = [padded + (most if step.kind == "all_gather" else padded)]
+    if sent:
+        # Parts are cut out and put in a row; where they are uneven, out of that again, padded, and in another row.
+        alive.append((0 if step.send_in_place else 2 * local) if is_even else 3 * local + 2 * padded)
+    if step.kind in ("all_reduce", "reduce_scatter"):
+        alive.append(2 * wider * padded + most)
+    elif not is_even or not step.recv_in_place:
+        alive.append(padded + 2 * result)
+    elif step.kind == "all_gather":
+        alive = [result]
+    return max(0, max(alive) - result) * item_bytes * (2 if item_bytes == 1 else 1)  # bytes move as float16
+
+
+def nccl_bytes(mesh: Mesh, axes: Axes, bytes_per_s: float) -> int:
+    """Return the bytes of a GPU that NCCL's communicator of a group takes; GPUs of a machine have links of a rate."""
+    inner = len(mesh.levels) - 1
+    n_here = mesh.size_of(tuple(axis for axis in axes if mesh.level_of_axis[axis] == inner))
+    n_channels = CHANNELS if bytes_per_s >= NVLINK_BYTES_PER_S else CHANNELS_OF_PCIE
+    # A ring and pairs: the ring has one connection more than a GPU has others.
+    return n_channels * (n_here * CONNECTION_BYTES + (SHARED_BYTES if mesh.size_of(axes) > n_here else 0))
 
 
 def _in_rounds(tiles: Iterable[Shape], n_rounds: int) -> int:

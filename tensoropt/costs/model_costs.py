@@ -20,7 +20,12 @@ def costing_of(model: Model, hardware: Hardware, mesh: Mesh, known: MeasuredOper
 
     Of unequal devices the slowest one's are returned: a step whose operators are split evenly waits for it.
     """
-    reshardings = ReshardingCosting(mesh, collective_costs(hardware, mesh), hardware.exposed_share_on(mesh))
+    origin = hardware.measured
+    reshardings = ReshardingCosting(
+        *(mesh, collective_costs(hardware, mesh), hardware.exposed_share_on(mesh)),
+        in_graph=origin is not None and origin.collectives == "tensorflow",
+        nccl_bytes_per_s=hardware.levels[-1].bytes_per_s if origin is not None and origin.is_by_nccl else None,
+    )
     speed = 1.0 if hardware.topology is None else hardware.topology.slowest(mesh.n_devices)
     costs = OperatorCosts(hardware, known.measured, known.is_cautious, speed)
     return OperatorCosting(model.graph, model.backward, costs, reshardings)

@@ -117,21 +117,16 @@ class OperatorCosting:
             return tensor and (tensor.shape, tensor.dtype)
 
         return (
-            op.type,
-            (rule.operands, rule.results, tuple(rule.extents.items()), rule.fixed, rule.even, rule.inner),
+            op.type, (rule.operands, rule.results, tuple(rule.extents.items()), rule.fixed, rule.even, rule.inner),
             (rule.completed, rule.linear, tuple(rule.halos.items()), rule.flops_per_point),
-            tuple(str(op.attrs[key]) for key in (BODY, FORM) if key in op.attrs),
-            attributes_key(op),
+            tuple(str(op.attrs[key]) for key in (BODY, FORM) if key in op.attrs), attributes_key(op),
             tuple(form(tensor) for tensor in op.inputs),
             tuple((form(tensor), tensor.name in self.charged) for tensor in op.outputs),
             tuple((op.name, i) in backward.gradients for i, _ in op.operands),
             tuple((op.name, i) in backward.residual_operands for i, _ in op.operands),
-            tuple(self.accumulates(op, i) for i, _ in op.operands),
-            graph.updates.get(op.name),
-            op.name in graph.lookup_operators,
-            self.found_bytes(op),
-            self.n_runs(op),
-        )
+            tuple(self.accumulates(op, i) for i, _ in op.operands), graph.updates.get(op.name),
+            op.name in graph.lookup_operators, self.found_bytes(op), self.n_runs(op),
+        )  # fmt: skip
 
     def n_runs(self, op: Operator) -> int:
         """Return how often a step runs an operator: once for each micro-batch, or once."""

@@ -84,11 +84,15 @@ class ReshardingCosting:
         path_finder: the paths of reshardings that no table has.
         exposed_share: the share of a resharding's time that isn't hidden behind the compute beside it; 1 where nothing
             overlaps.
+        in_graph: whether collectives are TensorFlow's operators, for their memory.
+        nccl_bytes_per_s: the rate of the links between a machine's GPUs, if collectives run by NCCL; else None.
     """
 
     mesh: Mesh
     steps: StepCosts
     exposed_share: float = 1.0
+    in_graph: bool = False
+    nccl_bytes_per_s: float | None = None
     _expected: dict[tuple[object, ...], dict[int, None]] = field(default_factory=dict)
     _tables: dict[tuple[object, ...], TimeTable] = field(default_factory=dict)
     _classes: dict[tuple[Shape, int], tuple[object, ...]] = field(default_factory=dict)

@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from ..common.settings import LAG
-from ..costs.collective_workspace import workspace_bytes
+from ..costs.collective_workspace import in_graph_bytes, nccl_bytes, workspace_bytes
 from ..costs.operator_costs import OperatorCosting
-from ..costs.resharding_costs import shard_bytes
+from ..costs.resharding_costs import ReshardingCosting, shard_bytes
 from ..ir.graph import Operator, Tensor
 from ..reschedule.halo import HaloStep
+from ..reschedule.layout import Axes
 from ..reschedule.path import Path
-from ..reschedule.rank_steps import rank_step
+from ..reschedule.rank_steps import as_rank, rank_step
 from ..reschedule.steps import Step
 from ..sharding.resharding import PathFinder
 from ..sharding.strategy import StrategyView
@@ -57,6 +58,7 @@ class Instructions:
         self._result_bytes: dict[str, int] = {}
         # By the identity of a path, which is kept, and an element's bytes, what it takes: each micro-batch asks for that.
         self._taken: dict[tuple[int, int], tuple[Path, tuple[int, int], dict[str, int]]] = {}
+        self._groups: set[Axes] = set()
 
     def add(
         self,
@@ -123,18 +125,16 @@ class Instructions:
             return source
         known = id(path), item_bytes
         if known not in self._taken:
-            self._taken[known] = path, moved_bytes(path, item_bytes), workspaces(path, item_bytes)
+            by = self.costing.reshardings
+            self._taken[known] = path, moved_bytes(path, item_bytes, by), workspaces(path, item_bytes, by)
+            self._groups |= groups_of(path)
         _, (last, scratch_bytes), of_workspaces = self._taken[known]
         moved = Buffer(last, use, is_python_s=path.communicates, of=source.of)
         reads = [source] if after is None else [source, after]
         self.add(
-            reads,
-            [moved],
-            scratch_bytes,
-            calls_python=path.communicates,
-            is_overlappable=is_overlappable and path.communicates,
-            may_wait=may_wait and path.communicates,
-        )
+            reads, [moved], scratch_bytes, calls_python=path.communicates,
+            is_overlappable=is_overlappable and path.communicates, may_wait=may_wait and path.communicates,
+        )  # fmt: skip
         for name, n_bytes in of_workspaces.items():
             # Collectives that overlap with compute form a chain, which has a workspace of its own.
             key = name, is_overlappable and self.overlaps
@@ -154,7 +154,8 @@ class Instructions:
     def finished(self) -> list[Instruction]:
         """Return all instructions; the last one reads the buffers that stay alive to the end."""
         self.catch_up()
-        workspace = [Buffer(n_bytes, COLLECTIVES_WORKSPACE) for n_bytes in self._workspace.values()]
+        of_groups = nccl_workspace(self._groups, self.costing.reshardings)
+        workspace = [Buffer(n_bytes, COLLECTIVES_WORKSPACE) for n_bytes in (*self._workspace.values(), of_groups) if n_bytes]
         return [*self._program, Instruction((*self.lasting, *workspace), ())]
 
     # The sizes of an operator's operands, results and workspace
@@ -206,16 +207,34 @@ def views_operand(path: Path) -> bool:
     return all(_is_view(step) for step in path.steps)
 
 
-def moved_bytes(path: Path, item_bytes: int) -> tuple[int, int]:
+def moved_bytes(path: Path, item_bytes: int, costing: ReshardingCosting) -> tuple[int, int]:
     """Return the bytes at the end of a path that isn't a view, and the most that it takes on the way beside its ends."""
     *between, last = (_bytes_after(step, path, item_bytes) for step in path.steps)
+    largest = path.source.mesh.n_devices - 1
+    inside = [
+        in_graph_bytes(as_rank(step, path.shape, largest), item_bytes) if costing.in_graph and step.communicates else 0
+        for step in path.steps
+    ]
     # While a step of the path runs, its operand and its result are alive; the ends of the path are buffers of their own.
-    return last, max(map(sum, zip([0, *between], [*between, 0], strict=True)))
+    return last, max(map(sum, zip([0, *between], [*between, 0], inside, strict=True)))
 
 
-def workspaces(path: Path, item_bytes: int) -> dict[str, int]:
-    """Return the bytes of each workspace that a path's collectives need, by its name."""
+def groups_of(path: Path) -> set[Axes]:
+    """Return the axes of the groups among which a path communicates."""
+    return {step.group_axes for step in path.steps if step.communicates}
+
+
+def nccl_workspace(groups: Iterable[Axes], costing: ReshardingCosting) -> int:
+    """Return the bytes that NCCL's communicators of groups take; none if collectives don't run by NCCL."""
+    rate = costing.nccl_bytes_per_s
+    return 0 if rate is None else sum(nccl_bytes(costing.mesh, axes, rate) for axes in groups)
+
+
+def workspaces(path: Path, item_bytes: int, costing: ReshardingCosting) -> dict[str, int]:
+    """Return the bytes of each workspace that a path's collectives keep, by its name: none of those in the graph."""
     found: dict[str, int] = {}
+    if costing.in_graph:
+        return found
     # Where blocks are uneven, the last rank has the largest in each dimension.
     largest = path.source.mesh.n_devices - 1
     for step in path.steps:

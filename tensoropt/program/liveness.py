@@ -76,13 +76,10 @@ class Peak:
     def to_json(self) -> dict[str, Any]:
         """Return what plans and reports keep of the peak as a JSON value, with the largest tensors only."""
         return {
-            "peak_bytes": self.n_bytes,
-            "peak_instruction": self.instruction,
-            "peak_runs": self.runs,
-            "instructions": self.n_instructions,
-            "peak_by_use": dict(self.by_use.most_common()),
+            "peak_bytes": self.n_bytes, "peak_instruction": self.instruction, "peak_runs": self.runs,
+            "instructions": self.n_instructions, "peak_by_use": dict(self.by_use.most_common()),
             "peak_by_tensor": dict(self.by_tensor.most_common(MOST_TENSORS)),
-        }
+        }  # fmt: skip
 
 
 MOST_TENSORS = 12

@@ -171,12 +171,9 @@ def _joining(plan: Plan, part: Processes) -> dict[str, Any]:
     return {
         "transfers": lambda: MpiTransfers(messages, part.waiting[CRITICAL], sending),
         "machine_of": tuple(part.hosts.index(host) for host in part.hosts),
-        "share": partial(of_stage, "what a step returns"),
-        "describe": partial(of_stage, "the description of a stage"),
-        "agree": agree,
-        "begin": part.begin_collective,
-        "gather": part.gather,
-    }
+        "share": partial(of_stage, "what a step returns"), "describe": partial(of_stage, "the description of a stage"),
+        "agree": agree, "begin": part.begin_collective, "gather": part.gather,
+    }  # fmt: skip
 
 
 def _of_stage(part: Processes, stage: int) -> Processes:

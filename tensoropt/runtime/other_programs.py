@@ -53,14 +53,8 @@ def execute_beside(
     values = ValuesInStep(initial_value, names, asked)
     states = {
         index: StageState(
-            views[index].whole,
-            plan.stages[index].path_finder(PlainCosts()),
-            state.backend,
-            initial_value if execution.is_emulated else values,
-            state.agree,
-            state,
-            in_order=state.in_order,
-            lag=state.lag,
+            views[index].whole, plan.stages[index].path_finder(PlainCosts()), state.backend,
+            initial_value if execution.is_emulated else values, state.agree, state, in_order=state.in_order, lag=state.lag,
         )
         for index, state in first.states.items()
     }
@@ -80,6 +74,7 @@ def peak_beside(execution: Execution, model: Model, hardware: Hardware, micro_ba
         InputError: the program can't run in so many micro-batches.
     """
     first, plan = execution.engine, execution.plan
+    hardware = hardware if len(plan.submeshes) == 1 else hardware.by_mpi()
     peaks: dict[tuple[int, ...], int] = {}
     for (_, sliced), stage in zip(_parts(first, model, micro_batches)[1], plan.stages, strict=True):
         view = sliced.view(inherited(sliced, stage.strategy))

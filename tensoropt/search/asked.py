@@ -132,17 +132,10 @@ def request_of(
         # What a later pass computes again would have to be told from what the first one does.
         left_out |= {REUSE, REMAT, ACCUMULATE}
     return Request(
-        model,
-        hardware,
-        limit,
-        forced,
-        assumptions(hardware, model),
-        without=left_out,
-        micro_batches=slices,
+        model, hardware, limit, forced, assumptions(hardware, model), without=left_out, micro_batches=slices,
         placed={**model.placed, **by_operator(model.graph, placed)},
-        stages=None if stages is None else checked_stages(stages),
-        schedule=schedule,
-    )
+        stages=None if stages is None else checked_stages(stages), schedule=schedule,
+    )  # fmt: skip
 
 
 def limit_of(memory: int | str | None, hardware: Hardware) -> int:
@@ -216,13 +209,9 @@ def assumptions(hardware: Hardware, model: Model) -> dict[str, object]:
     import tensorflow as tf
 
     return {
-        "hardware": hardware.name,
-        "device": hardware.device.name,
-        "device_memory_bytes": int(hardware.device.memory_bytes),
-        "batch": model.graph.batch,
-        "tensorflow": tf.__version__,
-        "provenance": dict(hardware.provenance),
-    }
+        "hardware": hardware.name, "device": hardware.device.name, "device_memory_bytes": int(hardware.device.memory_bytes),
+        "batch": model.graph.batch, "tensorflow": tf.__version__, "provenance": dict(hardware.provenance),
+    }  # fmt: skip
 
 
 def checked_stages(given: object) -> tuple[int, ...]:

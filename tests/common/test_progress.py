@@ -120,9 +120,7 @@ def test_quiet_and_hidden_show_nothing_and_start_nothing(
     assert not capsys.readouterr().err
 
 
-def test_a_compilation_shows_instead_of_what_waits_for_it(
-    clock: DrivenClock, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_compilation_shows_instead_of_what_waits_for_it(clock: DrivenClock, capsys: pytest.CaptureFixture[str]) -> None:
     @njit
     def waits(n: int) -> int:
         return n + 1
@@ -139,6 +137,4 @@ def test_a_compilation_shows_instead_of_what_waits_for_it(
         display.update("peaks", 0, 35)
         assert waits(1) == 2
         clock.end()
-    assert capsys.readouterr().err.splitlines()[0] == (
-        "tensoropt: after 2 s: peaks: compiling loops, once on this machine"
-    )
+    assert capsys.readouterr().err.splitlines()[0] == ("tensoropt: after 2 s: peaks: compiling loops, once on this machine")

@@ -15,9 +15,7 @@ from helpers.large import first
 from helpers.mpirun import forked, run_command, run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
-DIGITS, LISTING, PLAIN = (
-    ROOT / "examples" / name for name in ("train_digits.py", "listing1.py", "listing1_tensorflow.py")
-)
+DIGITS, LISTING, PLAIN = (ROOT / "examples" / name for name in ("train_digits.py", "listing1.py", "listing1_tensorflow.py"))
 KERAS = ROOT / "examples" / "train_keras.py"
 RECOMMENDER = ROOT / "examples" / "gallery" / "recommender.py"
 STEPS = 8

@@ -82,9 +82,7 @@ def program_of(page: Path) -> str:
     """Return all Python of a how-to page, with what it needs around each block."""
     name = page.stem
     begin = LINE + blocks(page.with_name("options.md"))[0] if name in RECORDED else LINE * (name == "options")
-    parts = [
-        BEFORE.get(f"{name} {i}", "") + block + AFTER.get(f"{name} {i}", "") for i, block in enumerate(blocks(page))
-    ]
+    parts = [BEFORE.get(f"{name} {i}", "") + block + AFTER.get(f"{name} {i}", "") for i, block in enumerate(blocks(page))]
     return begin + "\n".join(parts)
 
 

@@ -53,10 +53,7 @@ MODELS: dict[str, tuple[tuple[int, ...], Callable[[], list[Any]]]] = {
     ),
     "in space": (
         (7, 5, 6, 2),
-        lambda: [
-            layers.Conv3D(4, 3, dilation_rate=2, padding="same"),
-            layers.Conv3D(2, 2, dilation_rate=(2, 1, 3)),
-        ],
+        lambda: [layers.Conv3D(4, 3, dilation_rate=2, padding="same"), layers.Conv3D(2, 2, dilation_rate=(2, 1, 3))],
     ),
 }
 # By default one mesh for each model.

@@ -91,16 +91,9 @@ def run_command(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in a session of its own; all of the session is killed if it takes too long."""
     process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env=child_environment(env),
-        cwd=cwd,
-        start_new_session=True,
-    )
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
+        env=child_environment(env), cwd=cwd, start_new_session=True,
+    )  # fmt: skip
     try:
         stdout, stderr = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -155,12 +148,9 @@ def _start_server(path: Path) -> None:
         listening.bind(str(path))
         listening.listen()
         server = subprocess.Popen(
-            [sys.executable, "-c", start, str(listening.fileno())],
-            stdin=alive,
-            env=environment,
-            pass_fds=[listening.fileno()],
-            start_new_session=True,
-        )
+            [sys.executable, "-c", start, str(listening.fileno())], stdin=alive, env=environment,
+            pass_fds=[listening.fileno()], start_new_session=True,
+        )  # fmt: skip
     SERVERS.append(server)
 
 

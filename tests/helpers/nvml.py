@@ -24,15 +24,9 @@ def a_driver(n_gpus: int) -> ModuleType:
 
     module = ModuleType("pynvml")
     module.__dict__.update(
-        NVMLError=NVMLError,
-        nvmlInit=lambda: None,
-        nvmlShutdown=lambda: None,
-        nvmlDeviceGetCount=lambda: n_gpus,
-        nvmlDeviceGetHandleByIndex=at,
-        nvmlDeviceGetHandleByUUID=by_uuid,
-        nvmlDeviceGetName=lambda handle: b"NVIDIA H100",
+        NVMLError=NVMLError, nvmlInit=lambda: None, nvmlShutdown=lambda: None, nvmlDeviceGetCount=lambda: n_gpus,
+        nvmlDeviceGetHandleByIndex=at, nvmlDeviceGetHandleByUUID=by_uuid, nvmlDeviceGetName=lambda handle: b"NVIDIA H100",
         nvmlDeviceGetUUID=lambda handle: f"GPU-{handle:08d}",
-        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=80 * GIB),
-        nvmlDeviceGetComputeMode=lambda handle: 0,
-    )
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=80 * GIB), nvmlDeviceGetComputeMode=lambda handle: 0,
+    )  # fmt: skip
     return module

@@ -92,9 +92,7 @@ SEVERAL = (
         single(pixels("RandAugment", num_ops=2, factor=1, interpolation="nearest", seed=1, **_BYTES)),
         dtype="image",
     ),
-    pixels(
-        "Pipeline", layers=[layer("AutoContrast", **_BYTES), layer("RandomBrightness", factor=0.1, seed=1, **_BYTES)]
-    ),
+    pixels("Pipeline", layers=[layer("AutoContrast", **_BYTES), layer("RandomBrightness", factor=0.1, seed=1, **_BYTES)]),
 )
 
 SOUNDS = (

@@ -114,9 +114,7 @@ MODELS: Mapping[str, Entry] = {
         for each in composite.models.MODELS
     },
     **{
-        name: Entry(
-            partial(small_of_zoo, name), () if name == "bert_large" else OF_EIGHT, WITHOUT_ADAM, most_copies=6
-        )
+        name: Entry(partial(small_of_zoo, name), () if name == "bert_large" else OF_EIGHT, WITHOUT_ADAM, most_copies=6)
         for name in SMALL
         if name not in NORMALISED
     },

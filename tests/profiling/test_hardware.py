@@ -52,6 +52,7 @@ GOOD = {
         "is_complete": False,
         "is_quick": False,
         "collectives": "horovod",
+        "is_by_nccl": False,
     },
 }
 MISSING = object()

@@ -52,9 +52,7 @@ MODELS = {
     "rnn": lambda: zoo.rnn(batch=256, steps=3, layers=1, hidden=1024, vocabulary=2048),
     "wide_resnet": lambda: zoo.wide_resnet(batch=32, image=32, depth=10, widening=4),
     "transformer": lambda: zoo.transformer(batch=32, length=64, layers=1, width=256, heads=4, vocabulary=2048),
-    "vgg16": lambda: zoo.vgg16(
-        batch=64, image=32, widths=(32, 64, 128, 256, 256), hidden=(1024, 1024), classes=100
-    ),
+    "vgg16": lambda: zoo.vgg16(batch=64, image=32, widths=(32, 64, 128, 256, 256), hidden=(1024, 1024), classes=100),
 }
 kind, name, n_plans = sys.argv[1:]
 processes = prepared_processes()

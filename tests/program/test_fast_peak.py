@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import accumulate.models as in_micro_batches
@@ -17,10 +18,12 @@ from helpers.strategies import random_router, random_strategy
 
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.profiling.hardware import named
+from tensoropt.profiling.hardware.rates import Origin
 from tensoropt.program.fast_peak import Peaks, array_layout, peaks
 from tensoropt.program.peak import peak_of
 
-HARDWARE = (named("v100-1x4"), named("v100-2x2"), named("v100-2x3"))
+BY_NCCL = replace(named("v100-2x3"), measured=Origin("2026-11-29", "", 1, collectives="tensorflow", is_by_nccl=True))
+HARDWARE = (named("v100-1x4"), named("v100-2x2"), BY_NCCL)
 MODELS = (zoo.mlp, zoo.cnn, zoo.fused_cnn, zoo.attention, zoo.windows, zoo.fourier, zoo.broadcasting)
 MODELS = (*MODELS, *composite.models.MODELS)
 SHARES = ((0.0, 0.0), (0.5, 0.0), (0.3, 0.3), (0.7, 0.8))

@@ -212,9 +212,7 @@ FAULTS: dict[str, tuple[Callable[[StepProgram], StepProgram], str]] = {
     "an operator communicates": (
         lambda program: replace(
             program,
-            tasks=tuple(
-                replace(task, stream="communication") if task.work == COMPUTE else task for task in program.tasks
-            ),
+            tasks=tuple(replace(task, stream="communication") if task.work == COMPUTE else task for task in program.tasks),
         ),
         "compute is in the stream of communication",
     ),

@@ -172,9 +172,7 @@ def needs_unwinding(layout: Layout, runs: int) -> bool:
 
 
 @pytest.mark.parametrize(("runs", "limit"), first(2, [(1, 3), (2, 1000), (1, 1000), (2, 3)]))
-def test_paths_over_layouts_of_few_runs(
-    monkeypatch: pytest.MonkeyPatch, runs: int, limit: int, everything: bool
-) -> None:
+def test_paths_over_layouts_of_few_runs(monkeypatch: pytest.MonkeyPatch, runs: int, limit: int, everything: bool) -> None:
     """Table, single path and an independent search agree where only the ends may be of many runs."""
     mesh, shape, costs = Mesh.of(2, 8), (16, 5), LevelCosts(5, limit, 3)
     monkeypatch.setattr(path, "runs_on_paths", lambda n_axes, rank: runs)

@@ -110,13 +110,7 @@ def test_bytes_of_the_largest_rank(source: str, target: str, n_elements: int) ->
 @pytest.mark.parametrize("partial", [False, True])
 @pytest.mark.parametrize(
     ("mesh", "shape"),
-    [
-        (Mesh.of(2, 3), (5, 2, 4)),
-        (Mesh.of(2, 6), (12, 7)),
-        (Mesh.of(2, 2), (1, 8, 4)),
-        (Mesh.of(4), ()),
-        (Mesh.of(1), (3,)),
-    ],
+    [(Mesh.of(2, 3), (5, 2, 4)), (Mesh.of(2, 6), (12, 7)), (Mesh.of(2, 2), (1, 8, 4)), (Mesh.of(4), ()), (Mesh.of(1), (3,))],
     ids=str,
 )
 def test_the_graph_has_the_same_edges_and_bytes_as_the_steps(

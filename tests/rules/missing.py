@@ -113,9 +113,7 @@ class _Blocks:
     @cached_property
     def ways(self) -> list[list[str]]:
         """Per operand, how it may be given; one without elements has only one way."""
-        return [
-            [WHOLE, *self._forms(tensor)] if 0 not in tensor.shape else [WHOLE] for _, tensor in self.case.op.operands
-        ]
+        return [[WHOLE, *self._forms(tensor)] if 0 not in tensor.shape else [WHOLE] for _, tensor in self.case.op.operands]
 
     def right(self) -> Iterator[Split]:
         """The ways that give the whole result, offered or not."""

@@ -22,9 +22,7 @@ def made() -> keras.Model:
     keras.utils.set_random_seed(1)
     keras.config.set_floatx("float64")
     layers = keras.layers
-    model = keras.Sequential(
-        [keras.Input((12,)), layers.Dense(16, "relu"), layers.BatchNormalization(), layers.Dense(4)]
-    )
+    model = keras.Sequential([keras.Input((12,)), layers.Dense(16, "relu"), layers.BatchNormalization(), layers.Dense(4)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.AdamW(0.01), loss, metrics=["accuracy"])
     return model

@@ -143,9 +143,7 @@ class Callbacks:
         # The values that must have been computed before are operands too, for the same reason as the chain is one of data.
         return self._emit(run, [*values, *request.after], [values[0].dtype] * n_values, is_overlappable)
 
-    def _emit(
-        self, run: Runner, operands: Sequence[tf.Tensor], dtypes: Sequence[tf.DType], is_overlappable: bool
-    ) -> Values:
+    def _emit(self, run: Runner, operands: Sequence[tf.Tensor], dtypes: Sequence[tf.DType], is_overlappable: bool) -> Values:
         """Emit a callback at the end of a chain; return its results but the first, which is the next one's turn."""
 
         def in_order(turn: np.ndarray, *given: np.ndarray) -> Sequence[np.ndarray]:

@@ -64,5 +64,7 @@ stands for what it found in micro-batches that aren't written."""
 BEGINS, ALIVE, MOST = range(66, 69)
 """The instruction at which each pass begins, and the one behind the last pass; the bytes alive there; the most from there to
 the next one, and before the first."""
-N_ARENA = 69
+GROUPS = 69
+"""The groups whose collectives NCCL has run, a bit each."""
+N_ARENA = 70
 ENDS_COLUMNS = 5

@@ -22,7 +22,9 @@ OPERAND_BYTES, GRADIENT_SCRATCH = 17, 18
 WORK, BACK_WORK = 19, 22
 """The first of the columns of collectives' workspaces, one a name, and of those of the way back."""
 WORKSPACES = ("send", "receive", "reduce")
-N_COLUMNS = BACK_WORK + len(WORKSPACES)
+GROUPS, BACK_GROUPS = 25, 27
+"""The groups whose collectives NCCL runs, a bit each."""
+N_COLUMNS, N_WORDS, WORD_BITS = 29, 2, 62
 
 # Columns of the rows of results: N_BYTES, and of sources
 LASTING = 4

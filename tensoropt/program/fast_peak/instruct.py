@@ -244,6 +244,8 @@ def write_instructions(o: Any, t: Any, r: Any, m: Any, overlaps: int) -> None:
         m[m[ix.ENDS] + i] = 0
     for i in range(2 * N_WORKSPACES):
         m[m[ix.WORKSPACE] + i] = 0
+    for i in range(c.N_WORDS):
+        m[m[ix.GROUPS] + i] = 0
     for i in range(o[ix.FIRST_OPERATOR]):
         m[m[ix.MADE] + i] = -1
         m[m[ix.MADE_AGAIN] + i] = -1

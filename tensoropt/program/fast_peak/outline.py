@@ -240,6 +240,7 @@ def arena_of(outline: Outline, n_buckets: int) -> np.ndarray:
         entries, entries, 2 * entries, ix.ENDS_COLUMNS * (buffers + 1), buffers, buffers, 3 * records, buffers, buffers,
         buffers, buffers, 2 * len(c.WORKSPACES), entries, records, sites, sites, records, n_operators, n_operators,
         buffers, buffers, buffers, sites + buffers, max(1, n_lookups), 3 * n + 1, 3 * n + 1, 3 * n + 2,
+        c.N_WORDS,
     )
     begins = np.cumsum([ix.N_ARENA, *sizes])
     arena = np.empty(begins[-1], np.int64)

@@ -15,6 +15,7 @@ from ...sharding.strategy import StrategyView
 from ..pass_memory import PassMemory
 from ..stage_ends import NOTHING_CROSSES, StageEnds
 from . import array_layout as ix
+from . import columns as c
 from .alive import count_peak
 from .outline import Outline, arena_of, can_outline, outline_of
 from .rows import Columns, Rows
@@ -28,6 +29,7 @@ class Peaks:
     costing: OperatorCosting
     path_finder: PathFinder
     _arena: np.ndarray | None = None
+    _of_groups: int = 0
     _outlines: dict[StageEnds, np.ndarray] = field(default_factory=dict)
 
     @cached_property
@@ -53,9 +55,7 @@ class Peaks:
         rows = self.rows.of_columns(columns, view_of)
         return np.array([self._count(of_one, NOTHING_CROSSES) for of_one in rows], np.int64)
 
-    def passes_of_columns(
-        self, columns: Columns, view_of: Callable[[int], StrategyView], ends: StageEnds
-    ) -> PassMemory:
+    def passes_of_columns(self, columns: Columns, view_of: Callable[[int], StrategyView], ends: StageEnds) -> PassMemory:
         """Return the bytes that are alive in a stage's passes under strategies: those of :func:`.pass_memory`."""
         alive, most = list[np.ndarray](), list[np.ndarray]()
         for of_one in self.rows.of_columns(columns, view_of):
@@ -63,8 +63,8 @@ class Peaks:
             arena = self._arena
             assert arena is not None
             n = int(arena[ix.N_PASSES])
-            alive.append(arena[arena[ix.ALIVE] :][:n].copy())
-            most.append(arena[arena[ix.MOST] :][: n + 1].copy() if n else np.array([peak], np.int64))
+            alive.append(arena[arena[ix.ALIVE] :][:n] + self._of_groups)
+            most.append(arena[arena[ix.MOST] :][: n + 1] + self._of_groups if n else np.array([peak], np.int64))
         return PassMemory.of(np.transpose(alive), np.transpose(most))
 
     def _count(self, rows: np.ndarray, ends: StageEnds) -> int:
@@ -78,4 +78,7 @@ class Peaks:
         arena[: ix.N_BUCKETS] = 0
         arena[ix.N_BUCKETS + 1 : ix.RECORDS] = 0
         overlaps = int(self.costing.reshardings.overlaps)
-        return int(count_peak(self._outlines[ends], known.table, rows, arena, overlaps))
+        peak = int(count_peak(self._outlines[ends], known.table, rows, arena, overlaps))
+        if self.costing.reshardings.nccl_bytes_per_s is not None:
+            self._of_groups = known.nccl_bytes(tuple(arena[arena[ix.GROUPS] :][: c.N_WORDS].tolist()))
+        return peak + self._of_groups

@@ -25,7 +25,7 @@ from ...sharding.consumers import LOSS
 from ...sharding.resharding import PathFinder, halo_resharding
 from ...sharding.strategy import Copy, StrategyView
 from ..buffers import WHICH_CLASS, TaskBuffers
-from ..instructions import Instructions, moved_bytes, views_operand, workspaces
+from ..instructions import Instructions, groups_of, moved_bytes, nccl_workspace, views_operand, workspaces
 from ..tasks import OPERAND, OPERATOR, RESULT, SHARED, Site
 from . import columns as c
 from .outline import Outline
@@ -88,6 +88,8 @@ class Rows:
     _shardings: Numbers = field(default_factory=Numbers)
     _paths: Numbers = field(default_factory=Numbers)
     _buckets: Numbers = field(default_factory=Numbers)
+    _groups: Numbers = field(default_factory=Numbers)
+    _of_words: dict[tuple[int, ...], int] = field(default_factory=dict)
     _table: np.ndarray | None = None
 
     def __post_init__(self) -> None:
@@ -102,13 +104,8 @@ class Rows:
         self._shared = [(n + i, tensor.name, owner[tensor.name]) for i, tensor in enumerate(outline.tensors)]
         self._operands = [
             (
-                2 * n + entry,
-                self._owners[i],
-                outline.operators[i].name,
-                tensor.name,
-                owner[tensor.name],
-                outline.operators[producer[tensor.name]].name,
-                Copy(tensor.name, outline.operators[i].name),
+                2 * n + entry, self._owners[i], outline.operators[i].name, tensor.name, owner[tensor.name],
+                outline.operators[producer[tensor.name]].name, Copy(tensor.name, outline.operators[i].name),
                 Copy(tensor.name),
             )
             for entry, (i, _, tensor) in enumerate(outline.operands)
@@ -156,6 +153,14 @@ class Rows:
         if self._table is None or len(self._table) != len(self._rows):
             self._table = np.array(self._rows, np.int64)
         return self._table
+
+    def nccl_bytes(self, words: tuple[int, ...]) -> int:
+        """Return the bytes that NCCL's communicators of groups take, of which words have a bit each; found once."""
+        if words not in self._of_words:
+            has = [word >> bit & 1 for word in words for bit in range(c.WORD_BITS)]
+            of_groups = (axes for axes, is_there in zip(self._groups.values, has, strict=False) if is_there)
+            self._of_words[words] = nccl_workspace(of_groups, self.costing.reshardings)
+        return self._of_words[words]
 
     def config_number(self, config: Config) -> int:
         """Return the number of a config in :class:`Columns`."""
@@ -347,15 +352,21 @@ class _Maker:
         row[c.HAS_STEPS], row[c.COMMUNICATES], row[c.PATH] = bool(path.steps), path.communicates, self.rows._paths.of(path)
         row[c.IS_VIEW] = views_operand(path)
         if not row[c.IS_VIEW]:
-            row[c.N_BYTES], row[c.SCRATCH] = moved_bytes(path, item_bytes)
-            self._workspaces(row, c.WORK, path, item_bytes)
+            row[c.N_BYTES], row[c.SCRATCH] = moved_bytes(path, item_bytes, self.rows.costing.reshardings)
+            self._workspaces(row, c.WORK, c.GROUPS, path, item_bytes)
 
     def _back(self, row: list[int], path: Path, item_bytes: int) -> None:
         row[c.BACK_COMMUNICATES], row[c.BACK_IS_VIEW] = path.communicates, views_operand(path)
         if not row[c.BACK_IS_VIEW]:
-            row[c.BACK_BYTES], row[c.BACK_SCRATCH] = moved_bytes(path, item_bytes)
-            self._workspaces(row, c.BACK_WORK, path, item_bytes)
+            row[c.BACK_BYTES], row[c.BACK_SCRATCH] = moved_bytes(path, item_bytes, self.rows.costing.reshardings)
+            self._workspaces(row, c.BACK_WORK, c.BACK_GROUPS, path, item_bytes)
 
-    def _workspaces(self, row: list[int], first: int, path: Path, item_bytes: int) -> None:
-        for name, n_bytes in workspaces(path, item_bytes).items():
+    def _workspaces(self, row: list[int], first: int, first_word: int, path: Path, item_bytes: int) -> None:
+        costing = self.rows.costing.reshardings
+        for name, n_bytes in workspaces(path, item_bytes, costing).items():
             row[first + c.WORKSPACES.index(name)] = n_bytes
+        if costing.nccl_bytes_per_s is not None:
+            for axes in sorted(groups_of(path)):
+                # Meshes of more than 64 devices may have more than fit: these are counted as one.
+                word, bit = divmod(min(self.rows._groups.of(axes), c.N_WORDS * c.WORD_BITS - 1), c.WORD_BITS)
+                row[first_word + word] |= 1 << bit

@@ -115,6 +115,8 @@ def move(o: Any, t: Any, m: Any, row: int, source: int, after: int, overlaps: in
     add(m, t[row, c.SCRATCH], t[row, c.COMMUNICATES], 0, overlaps)
     for i in range(N_WORKSPACES):
         m[m[ix.WORKSPACE] + i] = max(m[m[ix.WORKSPACE] + i], t[row, c.WORK + i])
+    for i in range(c.N_WORDS):
+        m[m[ix.GROUPS] + i] |= t[row, c.GROUPS + i]
     return moved
 
 
@@ -153,4 +155,6 @@ def move_back(o: Any, t: Any, m: Any, row: int, source: int, is_overlappable: in
     first = m[ix.WORKSPACE] + (N_WORKSPACES if is_overlappable and overlaps else 0)
     for i in range(N_WORKSPACES):
         m[first + i] = max(m[first + i], t[row, c.BACK_WORK + i])
+    for i in range(c.N_WORDS):
+        m[m[ix.GROUPS] + i] |= t[row, c.BACK_GROUPS + i]
     return moved

@@ -54,26 +54,17 @@ HALVES = BACK_FIRST, DEFERRED = "backward, what is sent", "backward, deferred"
 """The parts of an operator's gradients, where a stage defers those that no other waits for: each takes half of the time."""
 _WORKS = (FORWARD_PASS, BACKWARD_PASS, PARAMETERS)
 _KINDS = {
-    (COMPUTE, step_tasks.FORWARD): FORWARD,
-    (FEED, step_tasks.FORWARD): FORWARD,
-    (FEED, step_tasks.BACKWARD): LOSS,
-    (COMPUTE, step_tasks.BACKWARD): BACKWARD,
-    (COMPUTE, step_tasks.REMATERIALIZED): RECOMPUTE,
-    (step_tasks.WRITE, step_tasks.FORWARD): WRITE,
-    (step_tasks.SEND, step_tasks.FORWARD): SEND,
+    (COMPUTE, step_tasks.FORWARD): FORWARD, (FEED, step_tasks.FORWARD): FORWARD, (FEED, step_tasks.BACKWARD): LOSS,
+    (COMPUTE, step_tasks.BACKWARD): BACKWARD, (COMPUTE, step_tasks.REMATERIALIZED): RECOMPUTE,
+    (step_tasks.WRITE, step_tasks.FORWARD): WRITE, (step_tasks.SEND, step_tasks.FORWARD): SEND,
     (step_tasks.SEND, step_tasks.BACKWARD): SEND,
-}
+}  # fmt: skip
 _KINDS_OF_RESHARDINGS = {
-    (SHARED, step_tasks.FORWARD): SHARE,
-    (OPERAND, step_tasks.FORWARD): RESHARDED,
-    (GLOBAL, step_tasks.FORWARD): RESHARDED,
-    (SENT, step_tasks.FORWARD): RESHARDED,
-    (SHARED, step_tasks.BACKWARD): SHARE_BACK,
-    (OPERAND, step_tasks.BACKWARD): RESHARD_BACK,
-    (RESULT, step_tasks.BACKWARD): ROWS,
-    (SHARED, step_tasks.REMATERIALIZED): RESHARE,
-    (OPERAND, step_tasks.REMATERIALIZED): REGATHER,
-}
+    (SHARED, step_tasks.FORWARD): SHARE, (OPERAND, step_tasks.FORWARD): RESHARDED, (GLOBAL, step_tasks.FORWARD): RESHARDED,
+    (SENT, step_tasks.FORWARD): RESHARDED, (SHARED, step_tasks.BACKWARD): SHARE_BACK,
+    (OPERAND, step_tasks.BACKWARD): RESHARD_BACK, (RESULT, step_tasks.BACKWARD): ROWS,
+    (SHARED, step_tasks.REMATERIALIZED): RESHARE, (OPERAND, step_tasks.REMATERIALIZED): REGATHER,
+}  # fmt: skip
 
 
 class StepNode(NamedTuple):

@@ -63,12 +63,9 @@ class Metadata:
         """Return the metadata as JSON text."""
         return json.dumps(
             {
-                "format": FORMAT,
-                "version": VERSION,
-                "files": self.n_files,
+                "format": FORMAT, "version": VERSION, "files": self.n_files,
                 "variables": [[saved.name, list(saved.shape), saved.dtype] for saved in self.variables],
-                "objects": {name: list(names) for name, names in self.objects.items()},
-                "content": dict(self.content),
+                "objects": {name: list(names) for name, names in self.objects.items()}, "content": dict(self.content),
             }
         )
 

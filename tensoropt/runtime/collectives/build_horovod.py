@@ -34,12 +34,9 @@ TOOLS = ("g++", "cmake", "make")
 """Tools of the build, which Debian has in packages of the same names."""
 DEBIAN_PACKAGES = {"highwayhash/hh_types.h": "libhighwayhash-dev", "farmhash.h": "libfarmhash-dev"}
 BUILT_WITH = {
-    "HOROVOD_WITH_TENSORFLOW": "1",
-    "HOROVOD_WITHOUT_PYTORCH": "1",
-    "HOROVOD_WITHOUT_MXNET": "1",
-    "HOROVOD_WITH_MPI": "1",
+    "HOROVOD_WITH_TENSORFLOW": "1", "HOROVOD_WITHOUT_PYTORCH": "1", "HOROVOD_WITHOUT_MXNET": "1", "HOROVOD_WITH_MPI": "1",
     "HOROVOD_WITHOUT_GLOO": "1",
-}
+}  # fmt: skip
 
 
 def missing(include: Path = Path("/usr/include")) -> list[str]:

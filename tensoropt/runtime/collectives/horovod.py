@@ -32,7 +32,7 @@ from ...lowering.localise import opaque
 from ...reschedule.layout import Axes, axes_text
 from ...reschedule.mesh import Mesh
 from ..failures.error_handling import at_the_very_end
-from .element_types import of_pairs, pairs, summable, summed
+from .element_types import packed, summable, summed, unpacked
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -200,13 +200,13 @@ class HorovodCollectives:
 
     def all_gather(self, axes: Axes, flat: tf.Tensor, counts: Sequence[int], name: str) -> tf.Tensor:
         """Return the members' tensors, concatenated in group order; Horovod finds out their sizes."""
-        return _unpacked(self._emit("horovod_allgather", axes, name, _packed(flat)), flat.dtype)
+        return unpacked(self._emit("horovod_allgather", axes, name, packed(flat, _MOVES, _MOVED_AS, "Horovod")), flat.dtype)
 
     def all_to_all(self, axes: Axes, flat: tf.Tensor, counts: Sequence[Sequence[int]], name: str) -> tf.Tensor:
         """Return what the members send to this rank, concatenated; rank r sends ``counts[r][i]`` elements to member i."""
         splits = opaque(list(counts[self._rank]), tf.int32)
-        received, _ = self._emit("horovod_alltoall", axes, name, _packed(flat), splits=splits)
-        return _unpacked(received, flat.dtype)
+        received, _ = self._emit("horovod_alltoall", axes, name, packed(flat, _MOVES, _MOVED_AS, "Horovod"), splits=splits)
+        return unpacked(received, flat.dtype)
 
     def all_reduce(self, axes: Axes, value: tf.Tensor, op: str, name: str) -> tf.Tensor:
         """Return the members' tensors combined by "sum" or "max"."""
@@ -234,27 +234,3 @@ class HorovodCollectives:
             for group in groups:
                 sets[group] = self._hvd.add_process_set(list(group)).process_set_id
         return sets[self._mesh.group(axes, self._rank)]
-
-
-def _packed(value: tf.Tensor) -> tf.Tensor:
-    """Return a tensor in a type that Horovod can move.
-
-    Raises:
-        InputError: there is none of this size.
-    """
-    if value.dtype.is_complex:
-        return pairs(value)
-    if value.dtype in _MOVES:
-        return value
-    try:
-        return tf.bitcast(value, _MOVED_AS[value.dtype.size])
-    except (KeyError, TypeError) as error:
-        raise InputError(
-            describe("Horovod can't move these elements", got=value.dtype.name, advice="take collectives='mpi', which can")
-        ) from error
-
-
-def _unpacked(moved: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    if dtype.is_complex:
-        return of_pairs(moved)
-    return moved if moved.dtype == dtype else tf.bitcast(moved, dtype)

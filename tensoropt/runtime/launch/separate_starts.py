@@ -12,14 +12,10 @@ from ..failures.error_handling import install_lone_error_handling
 # The variables with (rank, size) of what a launcher starts at once. SLURM_NTASKS isn't one: a batch script has it too, and
 # plain python in it is one process.
 STEP_VARIABLES = (
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-    ("PMI_RANK", "PMI_SIZE"),
-    ("PMIX_RANK", "PMIX_SIZE"),
-    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
-    ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
-    ("HOROVOD_RANK", "HOROVOD_SIZE"),
-)
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), ("PMI_RANK", "PMI_SIZE"), ("PMIX_RANK", "PMIX_SIZE"),
+    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"), ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+    ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"), ("HOROVOD_RANK", "HOROVOD_SIZE"),
+)  # fmt: skip
 
 
 def refuse_separate_processes(n_seen: int, environ: Mapping[str, str] = os.environ, parent: str | None = None) -> None:

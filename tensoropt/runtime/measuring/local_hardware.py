@@ -100,6 +100,7 @@ def measure_here(
     if processes.alone:
         return measure(levels, MeasuringProcess(), budget_s, watching=watching)
     from ..collectives.mpi import MpiCommunicator
+    from ..collectives.tensorflow_server import is_by_nccl
     from .collective_ops import emitted_by
 
     mesh = Mesh(levels)
@@ -111,6 +112,7 @@ def measure_here(
     place = MeasuringProcess(communicator, processes.rank, processes.local_size, per_core, processes.broadcast)
     if collectives in (TENSORFLOW, HOROVOD):
         place = replace(place, collectives=collectives, emitted=emitted_by(collectives, processes, mesh))
+        place = replace(place, is_by_nccl=collectives == TENSORFLOW and is_by_nccl())
     measured = measure(levels, place, budget_s, watching=watching)
     communicator.free()
     return measured

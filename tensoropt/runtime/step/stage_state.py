@@ -19,11 +19,7 @@ from ...rules.random import FROM_SEED
 from ...sharding.resharding import PathFinder
 from ...sharding.strategy import StrategyView
 
-UPDATE_OPERATORS = {
-    "AssignVariableOp": "assign",
-    "AssignAddVariableOp": "assign_add",
-    "AssignSubVariableOp": "assign_sub",
-}
+UPDATE_OPERATORS = {"AssignVariableOp": "assign", "AssignAddVariableOp": "assign_add", "AssignSubVariableOp": "assign_sub"}
 
 
 @dataclass
@@ -100,11 +96,7 @@ class StageState:
         """Return all variables in a fixed order: the model's, then those of each training step's optimizer."""
         entries = [
             StateEntry(
-                op.name,
-                op.result.shape,
-                op.result.dtype,
-                self.view.layout(op.result),
-                tuple(self.variables[op.name]),
+                op.name, op.result.shape, op.result.dtype, self.view.layout(op.result), tuple(self.variables[op.name]),
                 tuple(self.backend.ranks),
             )
             for op in self.graph.variables

@@ -26,20 +26,7 @@ from ...lowering.resharding.reshard import Resharder
 from ...optimizers.running_optimizer import Emission, PendingUpdate
 from ...program.gradient_flow import GradientFlow
 from ...program.step import StepProgram
-from ...program.tasks import (
-    ACCUMULATED,
-    BACKWARD,
-    FEED,
-    FORWARD,
-    JOIN,
-    OPERAND,
-    RESULT,
-    SEND,
-    UPDATE,
-    Site,
-    Task,
-    Value,
-)
+from ...program.tasks import ACCUMULATED, BACKWARD, FEED, FORWARD, JOIN, OPERAND, RESULT, SEND, UPDATE, Site, Task, Value
 from ...sharding.consumers import HYPERPARAMETER
 from ...sharding.resharding import Resharding
 from ...sharding.strategy import StrategyView
@@ -272,12 +259,9 @@ class StepEmission(TaskEmission):
                 gradients.append([next(iter(read.values()), None)])
             indices.append([self.looked_up_indices(op, index) for op, index in lookups])
         emission = Emission(
-            lambda index: self.local(graph.operators[step.variables[index]].result),
-            gradients,
-            indices,
-            partial(self._reshard_overlappable, step),
-            partial(self.hyperparameter, step),
-        )
+            lambda index: self.local(graph.operators[step.variables[index]].result), gradients, indices,
+            partial(self._reshard_overlappable, step), partial(self.hyperparameter, step),
+        )  # fmt: skip
         self._exchange.update(self._state.update_of(step, emission))
 
     def _reshard_overlappable(self, step: TrainStep, resharding: Resharding, values: Values) -> Values:

@@ -33,7 +33,8 @@ def search_cut(
     assert cut is not None
     budget, share = request.budget or BY_DEFAULT, candidate.n_alike
     budget = replace(budget, seconds=budget.seconds / share, max_work=budget.max_work / share)
-    own = replace(request, micro_batches=n, budget=budget, placed={})
+    hardware = request.hardware if len(set(cut.blocks)) == 1 else request.hardware.by_mpi()
+    own = replace(request, hardware=hardware, micro_batches=n, budget=budget, placed={})
     stages, orders = cut.stages, tried_orders(candidate.schedule, cut.stages.n, n, len(set(cut.blocks)))
     found = dict[int, ModelFrontier]()
     needs = [0.0] * stages.n if cut.needs is None else least_bytes(stages, cut.needs, cut.sizes, n)
@@ -46,16 +47,10 @@ def search_cut(
         found[stage] = frontier
     times, hardware = cutting.times(n).of(cut.sizes), request.hardware
     return SearchedStages(
-        stages,
-        cut.blocks,
-        tuple(found[stage] for stage in range(stages.n)),
-        n,
-        candidate.schedule,
-        tuple(works(stages, times)),
-        tuple(messages(stages, hardware, cut.blocks, n)),
-        transfers(stages, hardware, cut.blocks, n),
-        bound_us,
-    )
+        stages, cut.blocks, tuple(found[stage] for stage in range(stages.n)), n, candidate.schedule,
+        tuple(works(stages, times)), tuple(messages(stages, hardware, cut.blocks, n)),
+        transfers(stages, hardware, cut.blocks, n), bound_us,
+    )  # fmt: skip
 
 
 def _fastest_fits(limit_bytes: int | None, orders: Sequence[StepOrder], stage: int, frontier: ModelFrontier) -> bool:

@@ -128,9 +128,7 @@ def _frontier_json(setup: SearchSetup, plan: Plan) -> dict[str, Any]:
     lower, gaps = frontier.bounds_ns, frontier.gaps
     least_ns = found.time_ns.min() if found.bound is None else found.bound.time_ns.min()
     of_bound = "bound_time_us" if frontier.objectives[1] == "time" else "bound_network_time_us"
-    points = [
-        {**frontier.row(number), of_bound: bound_ns / 1e3} for number, bound_ns in enumerate(lower.tolist())
-    ]
+    points = [{**frontier.row(number), of_bound: bound_ns / 1e3} for number, bound_ns in enumerate(lower.tolist())]
     whole = next(iter(frontier.without_stages), None)
     if gaps is None and whole is not None:
         gaps = whole.certified.gaps

@@ -22,17 +22,11 @@ from tensoropt.runtime.failures.error_handling import install_error_handling
 from tensoropt.runtime.ranks import Processes, current_processes
 
 SMALL = [
-    Logical("kernel", (7, 5)),
-    Logical("long", (1000, 33)),
-    Logical("scalar", ()),
-    Logical("two", (2,)),
-    Logical("none", (0, 3)),
-    Logical("half", (6, 5), "float16"),
-    Logical("flag", (5,), "bool"),
-    Logical("seed", (2,), "uint32"),
-    Logical("train/kernel/momentum", (7, 5), "bfloat16", "train"),
+    Logical("kernel", (7, 5)), Logical("long", (1000, 33)), Logical("scalar", ()), Logical("two", (2,)),
+    Logical("none", (0, 3)), Logical("half", (6, 5), "float16"), Logical("flag", (5,), "bool"),
+    Logical("seed", (2,), "uint32"), Logical("train/kernel/momentum", (7, 5), "bfloat16", "train"),
     Logical("train/iteration", (), "int64", "train"),
-]
+]  # fmt: skip
 LARGE = [Logical(f"w{i}", (1024, 512)) for i in range(4)]
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from tensoropt.costs.collective_workspace import CONNECTION_BYTES, nccl_bytes
+from tensoropt.profiling.hardware import named
+from tensoropt.profiling.hardware.rates import Origin
 from tensoropt.runtime.collectives.receive_buffers import ALIGNMENT, aligned_empty, keep_freed_memory
 
 
@@ -35,3 +39,22 @@ def test_a_library_without_mallopt_is_left_alone(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ctypes, "CDLL", lambda name: asked.append(name) or SimpleNamespace())
     keep_freed_memory()
     assert asked == [None]
+
+
+def test_nccl_s_buffers_are_those_that_were_reported() -> None:
+    """An all-to-all of 8 H100s took 3.28 GB (NVIDIA/nccl#1685), the network's buffer of a B300 512 MiB (#2363)."""
+
+    def taken(name: str, *axes: int) -> int:
+        hardware = named(name)
+        return nccl_bytes(hardware.mesh(), axes or hardware.mesh().axes, hardware.levels[-1].bytes_per_s)
+
+    assert taken("h100-1x8") - 32 * CONNECTION_BYTES == pytest.approx(3.28e9, rel=0.01)
+    assert taken("h100-2x8") - taken("h100-1x8") == 512 << 20
+    assert taken("h100-2x8", 1) < taken("h100-2x8", 1, 2) < taken("h100-1x8")
+    assert taken("l4-1x4") == 2 * 4 * CONNECTION_BYTES
+
+
+def test_stages_take_mpi_s_memory() -> None:
+    by_nccl = replace(named("h100-1x8"), measured=Origin("2026-11-29", "", 1, collectives="tensorflow", is_by_nccl=True))
+    assert by_nccl.by_mpi().measured == Origin("2026-11-29", "", 1)
+    assert named("h100-1x8").by_mpi() == named("h100-1x8")

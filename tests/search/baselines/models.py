@@ -27,9 +27,7 @@ def model_of(name: str) -> Model:
 def frontier_of(name: str, space: str, cluster: str = "v100-1x4", parallelism: int = 4) -> ModelFrontier:
     # Without what costs exactness; as long as it takes to be exact, on a busy machine too.
     long_enough = Budget(seconds=300.0)
-    return find_frontier(
-        model_of(name), named(cluster), parallelism, space=space, budget=long_enough, without=("remat",)
-    )
+    return find_frontier(model_of(name), named(cluster), parallelism, space=space, budget=long_enough, without=("remat",))
 
 
 @cache
