@@ -73,18 +73,8 @@ class PlanningOptions:
         request = replace(request, progress=display.update, may_take_stages=may_take_stages)
         if self.profile_budget is not None:
             with measuring or nullcontext():
-                return find_measured(
-                    self.option,
-                    request,
-                    self.parallelism,
-                    self.profile_budget,
-                    context.processes,
-                    context.on_first_rank,
-                    first_values,
-                    collectives,
-                    counts,
-                    self.schedule,
-                )
+                rest = context.on_first_rank, first_values, collectives, counts, self.schedule
+                return find_measured(self.option, request, self.parallelism, self.profile_budget, context.processes, *rest)
         request = replace(request, wants_frontier=wants_frontier)
         found: Plan | Curve = context.on_first_rank(
             lambda: find_answer(self.option, request, self.parallelism, counts, self.schedule)

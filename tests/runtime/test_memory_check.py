@@ -107,14 +107,7 @@ def test_more_than_the_machine_has_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "optimizer",
-    first(
-        1,
-        [
-            tensoropt.AdamOptimizer(0.1),
-            tensoropt.GradientDescentOptimizer(0.1),
-            tensoropt.MomentumOptimizer(0.1, 0.9),
-        ],
-    ),
+    first(1, [tensoropt.AdamOptimizer(0.1), tensoropt.GradientDescentOptimizer(0.1), tensoropt.MomentumOptimizer(0.1, 0.9)]),
 )
 @pytest.mark.parametrize("force", [{}, {"Variable": {"d0": 2}}, {"Variable": {"d0": 1, "d1": 1}}])
 def test_parameters_and_slots_are_those_of_the_rank_with_most(optimizer, force) -> None:

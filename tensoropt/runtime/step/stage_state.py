@@ -19,11 +19,7 @@ from ...rules.random import FROM_SEED
 from ...sharding.resharding import PathFinder
 from ...sharding.strategy import StrategyView
 
-UPDATE_OPERATORS = {
-    "AssignVariableOp": "assign",
-    "AssignAddVariableOp": "assign_add",
-    "AssignSubVariableOp": "assign_sub",
-}
+UPDATE_OPERATORS = {"AssignVariableOp": "assign", "AssignAddVariableOp": "assign_add", "AssignSubVariableOp": "assign_sub"}
 
 
 @dataclass

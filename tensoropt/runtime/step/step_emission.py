@@ -27,20 +27,7 @@ from ...lowering.resharding.reshard import Resharder
 from ...optimizers.running_optimizer import Emission, PendingUpdate
 from ...program.gradient_flow import GradientFlow
 from ...program.step import StepProgram
-from ...program.tasks import (
-    ACCUMULATED,
-    BACKWARD,
-    FEED,
-    FORWARD,
-    JOIN,
-    OPERAND,
-    RESULT,
-    SEND,
-    UPDATE,
-    Site,
-    Task,
-    Value,
-)
+from ...program.tasks import ACCUMULATED, BACKWARD, FEED, FORWARD, JOIN, OPERAND, RESULT, SEND, UPDATE, Site, Task, Value
 from ...sharding.consumers import HYPERPARAMETER
 from ...sharding.resharding import Resharding
 from ...sharding.strategy import StrategyView

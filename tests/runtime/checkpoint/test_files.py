@@ -74,9 +74,7 @@ def test_a_save_that_is_cut_short_anywhere_leaves_a_whole_checkpoint(tmp_path: P
                 patch.object(location, "_unlink", wrap(location._unlink)),
                 patch.object(location.CheckpointLocation, "discard", lambda self: None),
             ):
-                save(
-                    tmp_path / "ckpt", state_of(value + 1), ALONE, number=count + 1 if ending else None, max_to_keep=1
-                )
+                save(tmp_path / "ckpt", state_of(value + 1), ALONE, number=count + 1 if ending else None, max_to_keep=1)
         except CutShort:
             latest = tf.train.latest_checkpoint(tmp_path)
             assert latest is not None and (ending or latest == prefix)

@@ -164,9 +164,7 @@ def check_direct_calls(mesh, communicator):
         assert shard.tolist() == [10 * member + RANK] * (member + 1)
     for member, shard in enumerate(communicator.all_gather(mesh.axes, sends[0], shapes)):
         assert shard.tolist() == [10 * member] * (member + 1)
-    summed = communicator.reduce_scatter(
-        mesh.axes, [np.full(member + 1, RANK) for member in range(COMM.size)], (RANK + 1,)
-    )
+    summed = communicator.reduce_scatter(mesh.axes, [np.full(member + 1, RANK) for member in range(COMM.size)], (RANK + 1,))
     assert summed.tolist() == [sum(range(COMM.size))] * (RANK + 1)
 
 
