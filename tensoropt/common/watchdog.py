@@ -6,7 +6,7 @@ made no progress. A rank that waits asks the others; :func:`verdict` decides fro
 
     others do long work of TensorOpt's (search, capture, save, ...) and progress   wait on
     one doesn't answer, or is in the user's code, or stands still, for the timeout  end all, and name it
-    all have come, or wait as well, but for something else                        end all, and name both calls
+    all have come, or wait as well, but for something else                        end all, and name both calls, after 60 s
     all have come to the same                                                     end all: the connection is slow
 
 A rank may be in one collective of each of two *chains* at once. The collectives of a chain have one order on all ranks, but
@@ -27,6 +27,9 @@ from .errors import InputError
 TIMEOUT, DEFAULT_TIMEOUT_S = "TENSOROPT_TIMEOUT", 600.0
 ANSWER_S = 4.0
 """The least time that a question stays open before its rank counts as silent: a few times the interval of looks."""
+
+DEADLOCK_S = 60.0
+"""A shorter wait than the timeout ends all ranks if all wait for so long, not all in the same collective."""
 
 CRITICAL, OVERLAPPABLE = CHAINS = range(2)
 """The chains: critical-path collectives, which another part of the step waits for, and overlappable ones.
@@ -148,14 +151,15 @@ class LongWait:
     may_compute: bool = False
 
 
-def verdict(waited: LongWait, reports: Mapping[int, Report], timeout_s: float) -> str | None:
-    """Return the sentence that ends all ranks, or None while there is a reason to wait on."""
-    missing, differing, is_over, is_excused = [], [], False, False
+def verdict(waited: LongWait, reports: Mapping[int, Report], timeout_s: float, is_deadlock_only: bool = False) -> str | None:
+    """Return the sentence that ends all ranks, or None while there is a reason to wait on (or, if asked, no deadlock)."""
+    missing, differing, is_over, is_excused, all_wait = [], [], False, False, not waited.may_compute
     own, chain = waited.own, waited.chain
     for rank, report in sorted(reports.items()):
         answer = report.answer
         if answer is not None and not answer.is_at_work:
             continue
+        all_wait &= answer is not None and bool(answer.waits_in)
         if report.silent_s is not None:
             missing.append(silent(rank, report))
             is_over = True
@@ -170,13 +174,13 @@ def verdict(waited: LongWait, reports: Mapping[int, Report], timeout_s: float) -
     if is_excused and not is_over:
         return None
     found = missing or differing
-    if not found and waited.may_compute:
+    if (not found and waited.may_compute) or (is_deadlock_only and not (found and all_wait and not is_over)):
         return None
     who = "; ".join(found) or "all ranks have come to it, so the connection between them is what is slow"
     call = f", in {own.call}" if own.call else ""
     return (
         f"rank {waited.rank} has waited for {waited.seconds:.0f} s in {own.what[chain]}{call}: {who}. All ranks must make "
-        f"the same calls; {TIMEOUT}=SECONDS lets ranks wait for longer"
+        f"the same calls{'' if is_deadlock_only else f'; {TIMEOUT}=SECONDS lets ranks wait for longer'}"
     )
 
 

@@ -139,6 +139,11 @@ class Plan:
         return sum(stage.n_collectives for stage in self.stages)
 
     @property
+    def splits_nothing(self) -> bool:
+        """Return whether each device computes the same, on its own."""
+        return not (self.n_split_operators or self.n_collectives)
+
+    @property
     def orders(self) -> Orders:
         """The order of the passes of each stage, or of each submesh where stages are interleaved."""
         in_flight, deferred = (tuple(getattr(each, name) for each in self.stages) for name in ("in_flight", "deferred"))

@@ -18,6 +18,7 @@ from ..common.source_lines import running_line
 from ..frontend.tracing.capture import VariableNames
 from ..optimizers.keras_optimizer import KerasOptimizer
 from ..plan.plan import Plan
+from ..runtime.alone import could_go_alone, go_alone
 from ..runtime.context import Context
 from ..runtime.execute import checked_collectives, loaded_plan
 from ..runtime.execution import execute
@@ -25,6 +26,7 @@ from ..runtime.gpus import computes_on_gpu
 from ..runtime.prepare import model_of
 from ..runtime.ranks import current_processes, display_here, install_error_handling
 from ..search.asked import OPTIONS
+from ..sharding.model import Model
 from ..tuning.asked_plan import PlanningOptions
 from .capture.accepting import check_eager, check_model
 from .capture.compiling import check_compilation
@@ -37,6 +39,7 @@ from .functions.function import CapturedFunction, FunctionTrainer
 from .functions.step_function import StepFunction, StepObjective
 from .runs import Limit, Run, Runs
 from .trainer import Trainer
+from .variables.live import Live
 
 RUNNING_OPTIONS = tuple(option for option in OPTIONS if option != "profiling")
 
@@ -47,6 +50,7 @@ class TrainingOptions(PlanningOptions):
 
     plan: Plan | str | None = None
     collectives: str | None = None
+    goes_alone: bool = False  # rank 0, where the plan for the first model splits nothing
 
 
 @dataclass(frozen=True)
@@ -125,10 +129,13 @@ class _Start:
                 plan = _given(self.options.plan, context)
             else:
                 with display.phase("search for a plan"):
-                    own_values = partial(first_values, captured)
-                    plan = self.options.find(
-                        *(model, context.hardware, context, display, own_values, self.collectives), wants_frontier=False
-                    )
+                    plan = self._found(self.options, model, partial(first_values, captured))
+                    # What was trained before may be in shards of all ranks.
+                    goes_alone = self.options.goes_alone and not Live.count and could_go_alone(context.processes)
+                    if goes_alone and plan.splits_nothing:
+                        plan = self._found(replace(self.options, parallelism=1), model, partial(first_values, captured))
+                        display.say("one device is as fast: rank 0 goes on alone, with all of the machine's cores")
+                        go_alone(context.processes)
             values = first_values(captured)
             execution = execute(plan, model, values, context.processes, self.collectives, display, values_are_exchanged=True)
             expected = opened(signature, self.told, self.has_open_labels) if isinstance(trainer, Trainer) else signature
@@ -138,9 +145,13 @@ class _Start:
             optimizers = {name: each.source for name, each in applied.items() if isinstance(each, KerasOptimizer)}
             trainer.start(execution, runs, optimizers)
         display.say(plan.brief())
-        if context.processes.local_size > 1 and not (plan.n_split_operators or plan.n_collectives or computes_on_gpu()):
+        if context.processes.local_size > 1 and plan.splits_nothing and not computes_on_gpu():
             display.say("note: a single rank (-n 1) has all of a machine's cores, of which each of these ranks has its part")
         context.report(plan, display)
+
+    def _found(self, options: TrainingOptions, model: Model, own_values: Callable[[], Callable[[str], np.ndarray]]) -> Plan:
+        given = model, self.context.hardware, self.context, self.display, own_values, self.collectives
+        return options.find(*given, wants_frontier=False)
 
 
 def _start_of(

@@ -69,16 +69,8 @@ class PlanningOptions:
         request = self.request(model, hardware, collectives, display)
         if self.profile_budget is not None:
             with measuring or nullcontext():
-                return find_measured(
-                    self.option,
-                    request,
-                    self.parallelism,
-                    self.profile_budget,
-                    context.processes,
-                    context.on_first_rank,
-                    first_values,
-                    collectives,
-                )
+                rest = context.on_first_rank, first_values, collectives
+                return find_measured(self.option, request, self.parallelism, self.profile_budget, context.processes, *rest)
         request = replace(request, wants_frontier=wants_frontier)
         found: Plan = context.on_first_rank(lambda: find_answer(self.option, request, self.parallelism))
         return found

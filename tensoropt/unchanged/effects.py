@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import random
 import sys
 import warnings
+from collections.abc import Callable
 from functools import cache
 from typing import Any, TextIO
 
@@ -47,7 +49,7 @@ def share_seed(processes: Processes) -> int:
 
 
 def share_streams(processes: Processes) -> None:
-    """Drop what ranks other than 0 print, but not errors, and give all ranks the input of rank 0.
+    """Drop what ranks other than 0 print and log, but not errors, and give all ranks the input of rank 0.
 
     With ``TENSOROPT_ALL_OUTPUT=1`` each line that is printed is shown, behind its rank.
     """
@@ -57,7 +59,19 @@ def share_streams(processes: Processes) -> None:
         sys.stdout.flush()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         warnings.showwarning = lambda *arguments, **named: None
+        logging.StreamHandler.emit = _emitting(logging.StreamHandler.emit)  # type: ignore[method-assign]
     sys.stdin = SharedInput(sys.stdin, processes)
+
+
+def _emitting(emit: Callable[..., None]) -> Callable[..., None]:
+    """Return the method by which handlers of logs write, without the script's warnings, which rank 0 writes too."""
+
+    def emit_own(handler: Any, record: logging.LogRecord) -> None:
+        is_own = record.levelno >= logging.ERROR or record.name.startswith("tensoropt")
+        if is_own or handler.stream is not sys.stderr:
+            emit(handler, record)
+
+    return emit_own
 
 
 class Tagged(io.TextIOBase):

@@ -134,7 +134,7 @@ def trainer_of(model: keras.Model) -> ScriptTrainer | None:
 
 def hand_over(options: Mapping[str, Any]) -> None:
     """Have Keras's models trained by trainers with these options of :func:`tensoropt.parallelize`."""
-    training_options = TrainingOptions(**options)
+    training_options = TrainingOptions(**options, goes_alone=not {"plan", "cluster"} & options.keys())
     n_ranks = current_processes().size
     if training_options.plan is not None and loaded_plan(training_options.plan).parallelism != n_ranks:
         n_devices = loaded_plan(training_options.plan).parallelism

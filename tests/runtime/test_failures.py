@@ -255,6 +255,8 @@ def test_what_ends_a_wait(case):
         assert found is None
     else:
         assert found.startswith(f"rank 0 has waited for 12 s in all_reduce(a), in run at train.py:5: {said}"), found
+    found = verdict(LongWait(0, CRITICAL, 12.3, OWN), {1: report}, 5.0, is_deadlock_only=True)
+    assert (found is not None) == (case in ("others", "call", "early"))
 
 
 def test_a_rank_that_waits_itself_is_not_to_blame_for_one_at_work():
@@ -277,9 +279,8 @@ def test_who_is_missing_is_told_by_chain():
     reports = {1: of(6, 4, what=("slice(c)", "all_reduce(d)"))}
     found = verdict(LongWait(0, CRITICAL, 12.3, CHAINED), reports, 5.0)
     assert ": rank 1 hasn't come to it and has been in slice(c) and in all_reduce(d) for 9 s. All" in found
-    assert "rank 1 is in slice(c) and in all_reduce(d). All" in verdict(
-        LongWait(0, OVERLAPPABLE, 12.3, CHAINED), reports, 5.0
-    )
+    found = verdict(LongWait(0, OVERLAPPABLE, 12.3, CHAINED), reports, 5.0)
+    assert "rank 1 is in slice(c) and in all_reduce(d). All" in found
 
 
 def test_progress_is_work_of_ours_that_moves_and_not_the_users_code():

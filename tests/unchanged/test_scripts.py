@@ -22,6 +22,7 @@ from tensoropt.tools.cli.run import _is_for_ranks
 from tensoropt.unchanged.effects import SharedInput, Tagged
 
 TENSOROPT = [sys.executable, "-m", "tensoropt"]
+Done = subprocess.CompletedProcess[str]
 ON_TWO = json.dumps({"cluster": "v100-1x2"})
 MODEL = """
 import keras
@@ -30,19 +31,19 @@ model.compile("sgd", "mse")
 """
 
 
-def run(folder: Path, source: str, *arguments: str, n_ranks: int = 2, **env: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, source: str, *arguments: str, n_ranks: int = 2, options: str = ON_TWO, **env: str) -> Done:
     """Run a script as ``tensoropt run`` does, on ranks that have imported TensorFlow."""
     script = folder / "train.py"
     script.write_text(source)
-    return run_ranks(n_ranks, "-m", "tensoropt.unchanged", ON_TWO, script, *arguments, env={"TENSOROPT_QUIET": "0", **env})
+    return run_ranks(n_ranks, "-m", "tensoropt.unchanged", options, script, *arguments, env={"TENSOROPT_QUIET": "0", **env})
 
 
-def last_line(done: subprocess.CompletedProcess[str]) -> str:
+def last_line(done: Done) -> str:
     return next(line for line in done.stderr.splitlines() if re.match("tensoropt: (?!plan|time|memory|after)", line))
 
 
 ONCE = """
-import os, random, sys
+import logging, os, random, sys; logging.warning("logged")
 import numpy as np
 import tensorflow as tf
 print("arguments", sys.argv[1:], __name__, os.environ.get("TF_CONFIG"))
@@ -93,7 +94,7 @@ def test_what_a_script_prints_writes_and_leaves_with_is_once(tmp_path: Path, mon
     assert len(first) == 10 and len(set(first[:8])) == 8 and first[8] == first[9]  # by a seed, one order for all epochs
     assert sum(line.startswith("Epoch") for line in printed) == 2
     assert (tmp_path / "epochs.txt").read_text() == "0\n1\n"
-    for once in ("MirroredStrategy has one replica", "TF_CONFIG is left aside", "train_on_batch (train.py:35) isn't saved"):
+    for once in ("logged", "has one replica", "TF_CONFIG is left aside", "train_on_batch (train.py:35) isn't saved"):
         assert done.stderr.count(once) == 1
 
 
@@ -102,6 +103,15 @@ def test_one_rank_leaves_a_model_that_asks_for_xla_to_keras(tmp_path: Path) -> N
     done = run(tmp_path, f"import keras\nkeras.utils.set_random_seed(1)\nx = keras.ops.eye(4)\n{MODEL}{fit}", n_ranks=1)
     assert done.stdout == run_command([sys.executable, *forked(tmp_path / "train.py")], timeout=60).stdout != "", done.stderr
     assert done.stderr.count("compiles a model with jit_compile=True: Keras trains the model itself") == 1
+
+
+def test_rank_0_goes_on_alone_where_one_device_is_as_fast(tmp_path: Path) -> None:
+    fit = "model.fit(x, x[:, 2:], batch_size=2, epochs=2, verbose=0).history, model.predict(x, verbose=0).tolist()"
+    rest = f"print({fit})\nmodel.compile('adam', 'mse')\nprint({fit})\nimport os\nprint(len(os.sched_getaffinity(0)))"
+    source = f"import keras\nkeras.utils.set_random_seed(1)\nx = keras.ops.eye(4)\n{MODEL}{rest}"
+    done = run(tmp_path, source, options="{}")
+    assert done.stdout == run_command([sys.executable, *forked(tmp_path / "train.py")], timeout=60).stdout != "", done.stderr
+    assert done.stderr.count("rank 0 goes on alone") == 1 and done.stderr.count("plan: 1 device") == 2
 
 
 OWN_LOOP = """

@@ -11,6 +11,7 @@ TensorOpt computes in the main thread and in threads of TensorFlow's own. What o
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import threading
 import time
@@ -20,7 +21,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from ...common.source_lines import CodeLocation, called_back_line, code_location, is_reading
-from ...common.watchdog import ANSWER_S, CHAINS, ChainState, LongWait, RankReport, Report, silent, verdict
+from ...common.watchdog import ANSWER_S, CHAINS, DEADLOCK_S, ChainState, LongWait, RankReport, Report, silent, verdict
 from .ending import Ending
 
 QUESTION_TAG, ANSWER_TAG = 2, 3
@@ -106,6 +107,11 @@ def _instructions(frame: FrameType | None) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
+def _deadlock_s(timeout_s: float) -> float:
+    """Return after how many seconds a deadlock ends all ranks: never, where they are to wait for ever."""
+    return min(DEADLOCK_S, timeout_s) if timeout_s < math.inf else math.inf
+
+
 class Questions:
     """The questions between ranks: this rank asks the others and answers them. One thread calls :meth:`look` repeatedly.
 
@@ -149,7 +155,7 @@ class Questions:
     def ask(self, waits_since_s: float, timeout_s: float) -> None:
         """Ask the other ranks once the wait has lasted for a while. Ranks with an open question aren't asked again."""
         now_s = time.monotonic()
-        waited_s, often_s = now_s - waits_since_s, ASKED_AFTER * timeout_s
+        waited_s, often_s = now_s - waits_since_s, min(ASKED_AFTER * timeout_s, _deadlock_s(timeout_s))
         if waited_s < often_s:
             return
         for rank in self._others:
@@ -212,14 +218,14 @@ class RankWatch:
             return None
         waiting = self.processes.waiting[chain]
         seconds = time.monotonic() - max(since_s, self.questions.up_since_s)
-        if seconds < self.timeout_s:
+        is_early = seconds < self.timeout_s
+        limit_s = _deadlock_s(self.timeout_s) if is_early else self.timeout_s
+        if seconds < limit_s:
             return None
         waited = LongWait(self.processes.rank, chain, seconds, own, waiting.may_compute)
-        said = verdict(waited, self._reports(since_s), self.timeout_s)
+        reports = self.questions.reports(since_s, limit_s, self.processes.last_calls)
+        said = verdict(waited, reports, limit_s, is_early)
         return said if waiting.since_s == since_s else None
-
-    def _reports(self, waits_since_s: float) -> dict[int, Report]:
-        return self.questions.reports(waits_since_s, self.timeout_s, self.processes.last_calls)
 
     def _after_the_end(self, ended_s: float) -> str | None:
         """Return the message that ends all ranks if another one is stopped.
@@ -227,7 +233,8 @@ class RankWatch:
         Running ranks may take any time until they end, but a stopped one never ends.
         """
         self.questions.ask(ended_s, self.timeout_s)
-        for rank, report in self._reports(ended_s).items():
+        reports = self.questions.reports(ended_s, self.timeout_s, self.processes.last_calls)
+        for rank, report in reports.items():
             if report.silent_s is not None:
                 return f"rank {self.processes.rank} has ended and waits for the others: {silent(rank, report)}"
         return None

@@ -153,7 +153,7 @@ class BatchShares:
         self.taken, self._begin = self._begin, 0
         # The dataset is opened at once, as Keras's loops expect, but read only when the first batch is asked for.
         if self._ranks.n_shares == 1:
-            return self._counted(self._alone())
+            return self._counted(batch for _, batch in self._open(1))
         if self.one_reads:
             return self._counted(handed_out(self._full_batches(), self._ranks))
         return self._counted(self._agreed(self._open(self._ranks.n_shares)))
@@ -163,12 +163,9 @@ class BatchShares:
             self.taken += 1
             yield batch
 
-    def _alone(self) -> Iterator[Batch]:
-        return (batch for _, batch in self._open(1))
-
     def _full_batches(self) -> Iterator[Batch] | None:
         """Return an iterator over global batches on rank 0; None on the other ranks."""
-        return self._alone() if self._ranks.rank == 0 else None
+        return (batch for _, batch in self._open(1)) if self._ranks.rank == 0 else None
 
     def _agreed(self, batches: Iterator[tuple[bytes, Batch]]) -> Iterator[Batch]:
         """Yield this rank's shares if the ranks' first batches are equal; else its shares of what rank 0 reads.
@@ -211,7 +208,8 @@ class BatchShares:
         """
         if self._begun is not None:
             begun, self._begun = self._begun, None
-            return self._read(itertools.starmap(self._cut(n_shares), enumerate(begun)), n_shares)
+            cut = None if self._is_as_is(n_shares) else self._cut(n_shares)
+            return self._read(begun if cut is None else itertools.starmap(cut, enumerate(begun)), n_shares)
         self.before_opening(self.opened)
         if self.taken:
             return self._read(iter(self._pipeline(self.data.skip(self.taken), n_shares)), n_shares)
@@ -220,9 +218,12 @@ class BatchShares:
         return self._read(iter(self._pipelines[n_shares]), n_shares)
 
     def _pipeline(self, data: tf.data.Dataset, n_shares: int) -> tf.data.Dataset:
-        """Return a dataset that gives what :meth:`_cut` makes of each element."""
-        shares = data.enumerate().map(self._cut(n_shares), num_parallel_calls=tf.data.AUTOTUNE)
-        return self._in_order(shares)
+        """Return a dataset that gives what :meth:`_cut` makes of each element, or the elements as they are."""
+        is_as_is = self._is_as_is(n_shares)
+        return self._in_order(data if is_as_is else data.enumerate().map(self._cut(n_shares), tf.data.AUTOTUNE))
+
+    def _is_as_is(self, n_shares: int) -> bool:
+        return n_shares == 1 and not self.parts.converts
 
     def _in_order(self, data: tf.data.Dataset) -> tf.data.Dataset:
         """Return the dataset read ahead, with its elements in their order."""
@@ -255,6 +256,9 @@ class BatchShares:
         return cut
 
     def _read(self, elements: Iterator[Any], n_shares: int) -> Iterator[tuple[bytes, Batch]]:
+        if self._is_as_is(n_shares):
+            yield from ((b"", self.parts.batch(element)) for element in elements)
+            return
         for digest, n_samples, *leaves in elements:
             n = int(n_samples)
             yield digest.numpy(), self.parts.packed(leaves, n, is_share=n_shares > 1 and n >= self._ranks.least_shared)
@@ -275,6 +279,7 @@ class _ElementParts:
         weights: the sample weights' specs, in their structure; None without sample weights.
         n_labels: the number of taken tensors that are labels.
         drops_labels: whether elements have labels that aren't taken.
+        converts: whether tensors are taken in other types than elements have.
     """
 
     is_tuple: bool
@@ -283,6 +288,7 @@ class _ElementParts:
     weights: Structure
     n_labels: int
     drops_labels: bool
+    converts: bool
 
     @classmethod
     def of(cls, element: Structure, signature: Signature) -> _ElementParts:
@@ -296,7 +302,7 @@ class _ElementParts:
         weights = None if parts[2] is None else keras.tree.map_structure(planned_weight, parts[2])
         specs: list[tf.TensorSpec] = []
         paths: list[tuple[int, int]] = []
-        n_of_part = []
+        n_of_part, converts = [], False
         for index, (given, planned) in enumerate(zip(parts, (signature.inputs, signature.labels, weights), strict=True)):
             for leaf in tf.nest.flatten(given):
                 check_dense(leaf, f"{PARTS[index]} of a batch")
@@ -314,8 +320,9 @@ class _ElementParts:
                     )
                 specs.append(spec)
                 paths.append((index, leaf))
+                converts = converts or got.dtype != spec.dtype
         drops_labels = parts[1] is not None and signature.labels is None
-        return cls(is_tuple, tuple(specs), tuple(paths), weights, n_of_part[1], drops_labels)
+        return cls(is_tuple, tuple(specs), tuple(paths), weights, n_of_part[1], drops_labels, converts)
 
     @property
     def is_open(self) -> bool:
@@ -365,9 +372,7 @@ def matched(given: Structure, planned: Structure, what: str) -> list[int]:
     """
     if isinstance(given, Mapping) and all(not isinstance(value, (Mapping, list, tuple)) for value in given.values()):
         is_named = isinstance(planned, Mapping)
-        names = [name for name in sorted(planned) if planned[name] is not None] if is_named else [
-            spec.name for spec in _dense(planned)
-        ]
+        names = sorted(n for n in planned if planned[n] is not None) if is_named else [each.name for each in _dense(planned)]
         indices = {name: i for i, name in enumerate(sorted(given))}
         missing = [name for name in names if name not in indices]
         if missing and not (len(names) == len(given) == 1):
