@@ -51,10 +51,7 @@ def matmul(x: list[Tensor], case: dict[str, Any]) -> Ways:
     flips = case["options"].get("transpose_a", False), case["options"].get("transpose_b", False)
     left, right = (each.mT if flip else each for each, flip in zip((a, b), flips, strict=True))
     g = torch.randn_like(left @ right)
-    grads: list[Run] = [
-        lambda: right @ g.mT if flips[0] else g @ right.mT,
-        lambda: g.mT @ left if flips[1] else left.mT @ g,
-    ]
+    grads: list[Run] = [lambda: right @ g.mT if flips[0] else g @ right.mT, lambda: g.mT @ left if flips[1] else left.mT @ g]
     return lambda: left @ right, together(grads, case)
 
 

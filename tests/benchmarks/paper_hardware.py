@@ -35,7 +35,4 @@ def within_a_machine() -> dict[str, Hardware]:
     """Figure 7 (c)."""
     usual = named("v100-2x8").levels[1]
     why = "PCIe with a twentieth of NVLink's bandwidth, as the paper measured; 10 us assumed"
-    return {
-        "NVLink": named("v100-2x8"),
-        "PCIe": with_links("v100-2x8-pcie", "device", (10.0, usual.bytes_per_s / 20), why),
-    }
+    return {"NVLink": named("v100-2x8"), "PCIe": with_links("v100-2x8-pcie", "device", (10.0, usual.bytes_per_s / 20), why)}

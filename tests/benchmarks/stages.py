@@ -56,9 +56,7 @@ TOWERS = {"batch": 256, "users": 20000, "items": 50000, "user_widths": (1200, 80
 SMALL = {"batch": 16, "length": 64, "layers": 2, "width": 256, "heads": 4, "inner": 1024, "vocabulary": 4096}
 
 
-def two_tower(
-    batch: int, users: int, items: int, user_widths: tuple[int, ...], item_widths: tuple[int, ...]
-) -> tf.Tensor:
+def two_tower(batch: int, users: int, items: int, user_widths: tuple[int, ...], item_widths: tuple[int, ...]) -> tf.Tensor:
     """Return the loss of two towers, each of a table and dense layers: which item of the batch belongs to which user."""
 
     def tower(name: str, rows: int, width: int, words: int, widths: tuple[int, ...]) -> tf.Tensor:
@@ -100,9 +98,7 @@ def plans_by_rates(recorded: Recorded, context: Context, micro_batches: list[int
             plan = find_answer("mini_time", request, processes.size, (_n_stages(schedule),), schedule)
             values[_title(n, schedule)] = plan.to_json()
     values = processes.broadcast(values)
-    return {
-        name: Plan.from_json(value) for name, value in values.items()
-    }
+    return {name: Plan.from_json(value) for name, value in values.items()}
 
 
 def plans_by_measured_operators(
@@ -114,9 +110,7 @@ def plans_by_measured_operators(
         request = Request(recorded.model, context.hardware, None, micro_batches=n)
         first_values = recorded.first_values if runs else None
         ranks, on_first_rank = context.processes, context.on_first_rank
-        return find_measured(
-            "mini_time", request, None, budget, ranks, on_first_rank, first_values, MPI, stages, schedule
-        )
+        return find_measured("mini_time", request, None, budget, ranks, on_first_rank, first_values, MPI, stages, schedule)
 
     fastest = found((1,))
     plans: Plans = {FASTEST: fastest}
