@@ -92,9 +92,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"batch": 64, "image": 32, "widths": (32, 64, 128, 256, 256), "hidden": (1024, 1024), "classes": 100},
     ),
     "wide_resnet": ("wide_resnet", {"batch": 32, "image": 32, "depth": 10, "widening": 4}),
-    "transformer": (
-        "transformer", {"batch": 32, "length": 64, "layers": 2, "width": 256, "heads": 4, "vocabulary": 2048}
-    ),
+    "transformer": ("transformer", {"batch": 32, "length": 64, "layers": 2, "width": 256, "heads": 4, "vocabulary": 2048}),
     "rnn": ("rnn", {"batch": 256, "steps": 6, "layers": 2, "hidden": 1024, "vocabulary": 2048}),
 }
 SPEED_REPEATS = 15

@@ -40,21 +40,13 @@ from tensoropt.profiling.operator_model import FORWARD, WAYS, Sample, fitted
 from tensoropt.profiling.work import WorkItem
 
 MODELS = (
-    "vgg16:batch=64",
-    "wide_resnet:batch=32",
-    "transformer:batch=64",
-    "bert_large:batch=32",
-    "llama3_8b:batch=1",
+    "vgg16:batch=64", "wide_resnet:batch=32", "transformer:batch=64", "bert_large:batch=32", "llama3_8b:batch=1",
     "gpt3:layers=2,batch=4",
-)
+)  # fmt: skip
 STEPS = (
-    "vgg16:batch=64",
-    "wide_resnet:batch=16",
-    "transformer:batch=64",
-    "bert_large:batch=32",
-    "llama3_8b:batch=1,length=4096",
+    "vgg16:batch=64", "wide_resnet:batch=16", "transformer:batch=64", "bert_large:batch=32", "llama3_8b:batch=1,length=4096",
     "gpt3:layers=2,batch=1",
-)
+)  # fmt: skip
 """Models whose whole step is on one device, of a batch at which each operator fits."""
 DEGREES = (1, 2, 4, 8)
 CASES = {

@@ -133,12 +133,9 @@ def _no_longer_than(seconds: float) -> Callable[[str, int, int], None]:
 def point_numbers(frontier: ModelFrontier, point: int) -> Numbers:
     at = frontier.points[point]
     return {
-        "sum_bytes": at.sum_bytes,
-        "time_us": at.time_us,
-        "compute_time_us": at.compute_time_us,
-        "network_time_us": at.network_time_us,
-        **made_again(frontier, point),
-    }
+        "sum_bytes": at.sum_bytes, "time_us": at.time_us, "compute_time_us": at.compute_time_us,
+        "network_time_us": at.network_time_us, **made_again(frontier, point),
+    }  # fmt: skip
 
 
 def made_again(frontier: ModelFrontier, point: int) -> Numbers:
@@ -153,17 +150,12 @@ def numbers_of(frontier: ModelFrontier | None) -> Numbers:
         return {"feasible": False}
     found, compute = frontier.found, frontier.costs.compute_ns
     return {
-        "feasible": True,
-        "seconds": round(sum(frontier.seconds_by_phase.values()), 2),
-        "points": len(found),
-        "exact": found.exact,
-        "gap": {"median": found.median_gap, "worst": found.worst_gap},
-        "space": frontier.built.space,
+        "feasible": True, "seconds": round(sum(frontier.seconds_by_phase.values()), 2), "points": len(found),
+        "exact": found.exact, "gap": {"median": found.median_gap, "worst": found.worst_gap}, "space": frontier.built.space,
         "compute_spread": float(compute.max() / compute.min() - 1),
         "least_memory": point_numbers(frontier, found.smallest()),
-        "turning_point": point_numbers(frontier, found.turning_point()),
-        "fastest": point_numbers(frontier, found.fastest()),
-    }
+        "turning_point": point_numbers(frontier, found.turning_point()), "fastest": point_numbers(frontier, found.fastest()),
+    }  # fmt: skip
 
 
 def rows_of(name: str, numbers: Numbers, with_copies: bool) -> list[list[str]]:
@@ -370,13 +362,9 @@ def draw(file: str, size: tuple[float, float], plots: Sequence[Callable[[Axes], 
 
 
 FIGURES: dict[str, tuple[Callable[[Lab], Numbers], int]] = {
-    "6": (figure_6, 18),
-    "7a": (figure_7a, 3),
-    "7b": (figure_7b, 3),
-    "7c": (figure_7c, 2),
-    "8": (figure_8, 32),
+    "6": (figure_6, 18), "7a": (figure_7a, 3), "7b": (figure_7b, 3), "7c": (figure_7c, 2), "8": (figure_8, 32),
     "table4": (table_4, 6),
-}
+}  # fmt: skip
 """The function that draws each figure, and its number of searches."""
 
 

@@ -101,9 +101,7 @@ MODELS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         zoo.find("transformer_s"),
         {"batch": 16, "length": 32, "layers": 2, "width": 512, "heads": 8, "vocabulary": 32768},
     ),
-    "rnnlm": (
-        zoo.find("rnnlm"), {"batch": 32, "steps": 8, "layers": 2, "hidden": 1024, "vocabulary": 10000}
-    ),
+    "rnnlm": (zoo.find("rnnlm"), {"batch": 32, "steps": 8, "layers": 2, "hidden": 1024, "vocabulary": 10000}),
 }
 
 
@@ -148,9 +146,9 @@ def started_horovod(column: Column, processes: Processes) -> Iterator[None]:
     hvd.shutdown()
 
 
-def tensoropt_step(plan: Plan, recorded: Recorded, processes: Processes) -> Step:
+def tensoropt_step(plan: Plan, recorded: Recorded, processes: Processes, collectives: str = MPI) -> Step:
     """A training step by a plan."""
-    engine = execute(plan, recorded.model, recorded.first_values(), processes, MPI).engine
+    engine = execute(plan, recorded.model, recorded.first_values(), processes, collectives).engine
     graph = recorded.model.graph
     fetch = Fetch(tuple((step.loss, False) for step in graph.train_steps.values()), tuple(graph.train_steps))
     feeds = {Feed(tensor, False): value for tensor, value in synthetic_batch(graph).items()}
