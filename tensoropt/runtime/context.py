@@ -11,12 +11,16 @@ from itertools import zip_longest
 from typing import Any
 
 from ..common.errors import InputError, TensorOptError, cut, short
+from ..common.launched import launched_as
 from ..common.progress import NOT_SHOWN, Display
 from ..plan.plan import Plan
 from ..plan.reports import write_asked_report
 from ..profiling.hardware import Hardware, HardwareError, resolve
 from .execute import checked_collectives
-from .measuring.local_hardware import hardware_here, prepared_processes, warning_of
+from .failures.interruptions import STARTED_BY_RUN
+from .measuring.local_hardware import hardware_here, prepared_processes, warning_of, with_memory_now
+
+_measured: dict[tuple[int, str], Hardware] = {}  # in this process, by the number of ranks and their collectives
 
 
 class Context:
@@ -38,7 +42,7 @@ class Context:
         drawn = int.from_bytes(os.urandom(4), "little") if seed is None else seed
         self.seed = self.processes.broadcast(drawn)
         self._given = None if hardware is None else self._described(hardware)
-        if hardware is None and self.processes.alone:
+        if hardware is None and self.processes.alone and launched_as() is None and not os.environ.get(STARTED_BY_RUN):
             _say_alone()
         if measures_now:
             _ = self.hardware
@@ -47,8 +51,12 @@ class Context:
     def hardware(self) -> Hardware:
         if self._given is not None:
             return self._given
+        key = self.processes.size, checked_collectives(None)
         with self.display.phase("measurement of the devices"):
-            return hardware_here(self.processes, checked_collectives(None), self.display)
+            if key in _measured:
+                return with_memory_now(_measured[key], self.processes)
+            _measured[key] = hardware_here(self.processes, key[1], self.display)
+            return _measured[key]
 
     @property
     def n_devices(self) -> int:

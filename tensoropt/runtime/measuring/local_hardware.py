@@ -31,6 +31,7 @@ from .disturbance import Disturbance, measured_with_disturbance
 
 logger = logging.getLogger("tensoropt")
 MEASUREMENT_BUDGET_S = 1.0
+LONE_BUDGET_S = 0.2  # of a device that is alone, for which there is less to choose from
 COLLECTIVE_METHODS = ("prepare", "all_gather", "all_to_all", "reduce_scatter", "all_reduce")
 MOST_DAYS = 7
 """A calibration older than this many days isn't used automatically: drivers, neighbours and links change."""
@@ -67,12 +68,11 @@ def hardware_here(processes: Processes, collectives: str = MPI, display: Display
     calibrated = _calibrated(processes, collectives)
     if calibrated is not None:
         return calibrated
+    budget_s = LONE_BUDGET_S if processes.alone else MEASUREMENT_BUDGET_S
     watching = Watching(partial(display.update, "measurement of the collectives"))
 
     def measured() -> tuple[Hardware, Disturbance]:
-        return measured_with_disturbance(
-            processes, lambda: measure_here(processes, MEASUREMENT_BUDGET_S, watching, collectives)
-        )
+        return measured_with_disturbance(processes, lambda: measure_here(processes, budget_s, watching, collectives))
 
     found, disturbed = measured()
     if not disturbed.is_large:
@@ -144,10 +144,12 @@ def _calibrated(processes: Processes, collectives: str, most_days: int = MOST_DA
             logger.info("the calibration '%s' isn't used: %s", file, why)
             found = None
     found = processes.broadcast(found)
-    if found is None:
-        return None
+    return None if found is None else with_memory_now(found, processes)
+
+
+def with_memory_now(found: Hardware, processes: Processes) -> Hardware:
+    """Return hardware with the memory that is free now, of which a measurement before says nothing; every rank calls it."""
     own = TensorFlowEngine().device_memory_bytes()
-    # The memory that was free at calibration says nothing about now.
     free = available_memory_bytes(processes.local_size) if own is None else own
     least = -processes.gather_max(-free)
     return replace(found, device=replace(found.device, memory_bytes=int(least)))

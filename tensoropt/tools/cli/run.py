@@ -18,7 +18,7 @@ from ...common.errors import InputError, describe
 from ...common.files import check_writable
 from ...common.time_units import parse_time_us
 from ...runtime import notes
-from ...runtime.launch.hosts import Host, hosts_in, hosts_of
+from ...runtime.launch.hosts import Host, hosts_in, hosts_of, hosts_of_allocation
 from ...runtime.launch.mpirun import mpirun_command, rank_environment, supervise
 from ...survive.interval import Interval
 from ...survive.supervisor import Supervisor, Survival, code_with_hosts
@@ -118,7 +118,10 @@ def run(arguments: argparse.Namespace) -> int:
         def once(environ: Mapping[str, str]) -> int:
             with tempfile.TemporaryDirectory(prefix="tensoropt-notes-") as folder:
                 own = {**environ, notes.NOTES: folder}
-                code = supervise(run(arguments.n_ranks, hosts=hosts(), environ=own), own, reads)
+                # Neither mpirun nor MPI, whose starts take a third of a second, is needed for one unchanged process.
+                is_alone = arguments.n_ranks == hosts_of_allocation(own) == 1 and not (is_for_ranks or hosts())
+                alone = [sys.executable, *program]
+                code = supervise(alone if is_alone else run(arguments.n_ranks, hosts=hosts(), environ=own), own, reads)
                 return code_with_hosts(code, hosts(), notes.read_notes(Path(folder)))
 
         return _reporting(once, environment, arguments.report)
