@@ -36,12 +36,7 @@ COLORS = (
     pixels("RandomBrightness", factor=0.75, **_NARROW),
     pixels("RandomColorDegeneration", factor=0.75, value_range=(0, 1), seed=1),
     pixels(
-        "RandomColorJitter",
-        brightness_factor=0.2,
-        contrast_factor=0.2,
-        saturation_factor=0.2,
-        hue_factor=0.2,
-        **_NARROW,
+        "RandomColorJitter", brightness_factor=0.2, contrast_factor=0.2, saturation_factor=0.2, hue_factor=0.2, **_NARROW
     ),
     pixels("RandomContrast", factor=0.75, seed=1, **_BYTES),
     pixels("RandomContrast", (3, 4, 4), factor=0.75, seed=1, **_BYTES, **_FIRST),

@@ -9,8 +9,7 @@ from tensoropt.lowering.order import _needed, in_order
 
 
 def built(n_layers: int) -> tuple[list[tf.Operation], int, list[tf.Tensor]]:
-    """Return the operators of a chain of products, how many are of the forward pass, and the gradients of input and weights.
-    """
+    """Return a chain of products: its operators, how many are of the forward pass, and the gradients of inputs, weights."""
     with tf.Graph().as_default() as graph:
         batch = tf.compat.v1.placeholder(tf.float32, [4, 3])
         weights = [tf.compat.v1.placeholder(tf.float32, [3, 3]) for _ in range(n_layers)]

@@ -162,9 +162,7 @@ def _logs(case: Case, training: Training, trained: keras.Model) -> dict[str, np.
         # Of a last batch that is smaller the trainer averages results' own losses by samples, as its page says.
         is_own = len(training.model.outputs) > 1 and len(set(case.batches)) > 1
         numbers = {
-            f"log/{name}": np.asarray(values)
-            for name, values in history.items()
-            if not (is_own and name.endswith("_loss"))
+            f"log/{name}": np.asarray(values) for name, values in history.items() if not (is_own and name.endswith("_loss"))
         }
     else:
         numbers, start = {}, 0

@@ -338,4 +338,3 @@ def _differs(
             yield f"{what}: {value.tolist()}, expected {expected.tolist()}"
     elif not np.allclose(value, expected, rtol=0, atol=tolerance * (size or _size(expected)), equal_nan=True):
         yield f"{what}: {np.array2string(value, precision=6)}, expected {np.array2string(expected, precision=6)}"
-

@@ -47,8 +47,7 @@ def test_a_change_that_is_not_kept_leaves_no_trace():
     simulation = DeltaSimulation(simulated.graph, simulated.chains(simulated.view), simulated.network)
     before = simulation.makespan_ns, simulation.events()
     tried = [
-        simulation.try_chains(simulated.of_nodes(view, nodes))
-        for nodes, view in simulated.changes(random.Random(3), 20)
+        simulation.try_chains(simulated.of_nodes(view, nodes)) for nodes, view in simulated.changes(random.Random(3), 20)
     ]
     assert len(set(tried)) > 5
     assert (simulation.makespan_ns, simulation.events()) == before

@@ -40,8 +40,7 @@ def train(of: Engine, model: zoo.Recorded, steps: range) -> None:
 
 @pytest.mark.usefixtures("graphs_as_built")
 @pytest.mark.parametrize(
-    ("function", "optimizer", "seed"),
-    first(1, [(zoo.mlp, "adam", 1), (zoo.cnn, "momentum", 2), (zoo.attention, "adam", 4)]),
+    ("function", "optimizer", "seed"), first(1, [(zoo.mlp, "adam", 1), (zoo.cnn, "momentum", 2), (zoo.attention, "adam", 4)])
 )
 def test_training_goes_on_under_another_plan(
     tmp_path: Path, function: Callable[[], zoo.Built], optimizer: str, seed: int, everything: bool

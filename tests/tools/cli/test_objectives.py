@@ -37,7 +37,6 @@ def two_layers():
     return tensoropt.reduce_mean(tensoropt.matmul(tensoropt.matmul(x, w), v))
 
 
-
 @cache
 def frontier_of(function, parallelism, space, objectives):
     model = record(function, function.__name__).model
@@ -144,8 +143,7 @@ def test_a_file_keeps_the_objectives(objectives, tmp_path, everything):
     ("objectives", "labels", "lines"),
     [
         (("memory", "time"), ("peak memory per device (MB)", "time per step (ms)"), ["time per step", "compute", "network"]),
-        (("memory", "network"), ("memory per device (MB)", "network time per step (ms)"),
-         ["network time per step"]),
+        (("memory", "network"), ("memory per device (MB)", "network time per step (ms)"), ["network time per step"]),
         (("time", "network"), ("time per step (ms)", "network time per step (ms)"), ["network time per step"]),
     ],
 )
