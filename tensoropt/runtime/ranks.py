@@ -262,9 +262,10 @@ class Processes:
         first = calls[0]
         for rank, call in zip(ranks, calls, strict=True):
             if (call.what, call.name) != (first.what, first.name):
+                one, other = (f"{each} ({each.what})" if call.name == first.name else each for each in (first, call))
                 raise InputError(
-                    f"ranks {ranks[0]} and {rank} make different calls: rank {ranks[0]} is in {first}, rank {rank} in "
-                    f"{call}; all ranks must make the same calls in the same order"
+                    f"ranks {ranks[0]} and {rank} make different calls: rank {ranks[0]} is in {one}, rank {rank} in {other}"
+                    "; all ranks must make the same calls in the same order"
                 )
 
     def wait_for_others(self) -> None:
