@@ -189,7 +189,7 @@ def _with_chains(
 def _may_be_one_step(states: Sequence[State]) -> Mask:
     """Return which pairs one step may lead between: the others needn't be looked at, bool[states, states]."""
     splits = np.array([[hash(axes) for axes in state.splits] for state in states], np.int64).reshape(len(states), -1)
-    axes = np.array([[mask_of_axes(state.partial), mask_of_axes(chain(*state.splits))] for state in states])
+    axes = np.array([[mask_of_axes(state.partial), mask_of_axes(tuple(chain(*state.splits)))] for state in states])
     n_changed = sum((each[:, None] != each for each in splits.T), np.zeros((len(states),) * 2, np.int8))
     has_same_axes = (axes[:, None] == axes).all(axis=2)
     found: Mask = (n_changed < 2) | ((n_changed == 2) & has_same_axes)

@@ -6,7 +6,8 @@ made no progress. A rank that waits asks the others; :func:`verdict` decides fro
 
     others do long work of TensorOpt's (search, capture, save, ...) and progress   wait on
     one doesn't answer, or is in the user's code, or stands still, for the timeout  end all, and name it
-    all have come, or wait as well, but for something else                        end all, and name both calls, after 60 s
+    all have come, or wait as well, but for something else                        end all, and name both calls
+    the same, each in another of the user's calls than this rank, for DEADLOCK_S  end all, and name the calls
     all have come to the same                                                     end all: the connection is slow
 
 A rank may be in one collective of each of two *chains* at once. The collectives of a chain have one order on all ranks, but
@@ -29,7 +30,7 @@ ANSWER_S = 4.0
 """The least time that a question stays open before its rank counts as silent: a few times the interval of looks."""
 
 DEADLOCK_S = 60.0
-"""A shorter wait than the timeout ends all ranks if all wait for so long, not all in the same collective."""
+"""A shorter wait than the timeout ends all ranks where the others wait as well, in other calls of the user's."""
 
 CRITICAL, OVERLAPPABLE = CHAINS = range(2)
 """The chains: critical-path collectives, which another part of the step waits for, and overlappable ones.
@@ -153,13 +154,15 @@ class LongWait:
 
 def verdict(waited: LongWait, reports: Mapping[int, Report], timeout_s: float, is_deadlock_only: bool = False) -> str | None:
     """Return the sentence that ends all ranks, or None while there is a reason to wait on (or, if asked, no deadlock)."""
-    missing, differing, is_over, is_excused, all_wait = [], [], False, False, not waited.may_compute
+    missing, differing, is_over, is_excused, is_deadlock = [], [], False, False, not waited.may_compute
     own, chain = waited.own, waited.chain
     for rank, report in sorted(reports.items()):
         answer = report.answer
         if answer is not None and not answer.is_at_work:
             continue
-        all_wait &= answer is not None and bool(answer.waits_in)
+        # A rank in another of the user's calls waits for this one; one that is behind may just have a long message.
+        differs = answer is not None and _differs(answer, own, chain) and answer.begun[chain] == own.begun[chain]
+        is_deadlock &= differs and bool(answer.waits_in) and _name(answer.call) != _name(own.call)
         if report.silent_s is not None:
             missing.append(silent(rank, report))
             is_over = True
@@ -174,7 +177,7 @@ def verdict(waited: LongWait, reports: Mapping[int, Report], timeout_s: float, i
     if is_excused and not is_over:
         return None
     found = missing or differing
-    if (not found and waited.may_compute) or (is_deadlock_only and not (found and all_wait and not is_over)):
+    if (not found and waited.may_compute) or (is_deadlock_only and not (differing and is_deadlock)):
         return None
     who = "; ".join(found) or "all ranks have come to it, so the connection between them is what is slow"
     call = f", in {own.call}" if own.call else ""
@@ -201,8 +204,9 @@ def _differs(answer: RankReport, own: RankReport, chain: int) -> bool:
 
     It is in another collective, or in none, or has gone on to another call.
     """
-    return (answer.begun[chain], answer.what[chain], answer.call.partition(" at ")[0]) != (
-        own.begun[chain],
-        own.what[chain],
-        own.call.partition(" at ")[0],
-    )
+    both = ((each.begun[chain], each.what[chain], _name(each.call)) for each in (answer, own))
+    return next(both) != next(both)
+
+
+def _name(call: str) -> str:
+    return call.partition(" at ")[0]

@@ -19,7 +19,8 @@ def could_go_alone(processes: Processes) -> bool:
 def go_alone(processes: Processes) -> None:
     """Have rank 0 go on like a process that was started alone; the other ranks wait here until it ends, and end."""
     if processes.rank:
-        processes.wait_for_others()
+        with contextlib.suppress(SystemExit):  # of a failure, whose exit code is rank 0's
+            processes.wait_for_others()
         sys.exit(0)
     cores = os.sched_getaffinity(os.getppid())  # those of mpirun, which binds its ranks
     for thread in os.listdir("/proc/self/task"):

@@ -175,7 +175,8 @@ class ErrorHandling:
 
             # When the first rank exits with a code, mpirun ends the others, and complains if they haven't left it yet.
             MPI.Finalize()
-            time.sleep(LEAVING_S)
+            if self._requested_exit is None or self._requested_exit[0]:  # a rank that leaves with 0 goes first
+                time.sleep(LEAVING_S)
 
     def start_watching(self) -> None:
         """Start the thread that looks for waits on ranks that have ended, and for waits that last too long.

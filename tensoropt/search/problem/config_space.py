@@ -117,7 +117,7 @@ def _of_degrees(
     for name in names:
         degree = degrees.get(name[0], sizes[0])
         if degree % sizes[0] == 0:
-            left = degrees | {name[0]: degree // sizes[0]} if name[0] in degrees else degrees
+            left = {**degrees, name[0]: degree // sizes[0]} if name[0] in degrees else degrees
             yield from ((name, *rest) for rest in _of_degrees(names, sizes[1:], left))
 
 
