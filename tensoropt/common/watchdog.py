@@ -161,8 +161,7 @@ def verdict(waited: LongWait, reports: Mapping[int, Report], timeout_s: float, i
         if answer is not None and not answer.is_at_work:
             continue
         # A rank in another of the user's calls waits for this one; one that is behind may just have a long message.
-        differs = answer is not None and _differs(answer, own, chain) and answer.begun[chain] == own.begun[chain]
-        is_deadlock &= differs and bool(answer.waits_in) and _name(answer.call) != _name(own.call)
+        is_deadlock &= answer is not None and _waits_elsewhere(answer, own, chain)
         if report.silent_s is not None:
             missing.append(silent(rank, report))
             is_over = True
@@ -206,6 +205,11 @@ def _differs(answer: RankReport, own: RankReport, chain: int) -> bool:
     """
     both = ((each.begun[chain], each.what[chain], _name(each.call)) for each in (answer, own))
     return next(both) != next(both)
+
+
+def _waits_elsewhere(answer: RankReport, own: RankReport, chain: int) -> bool:
+    """Return whether a rank that isn't behind waits too, in another of the user's calls."""
+    return bool(answer.waits_in) and answer.begun[chain] == own.begun[chain] and _name(answer.call) != _name(own.call)
 
 
 def _name(call: str) -> str:

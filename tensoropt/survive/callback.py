@@ -52,8 +52,6 @@ from .run_folder import FitFolder, Found, made_by
 LEAVING_CODE = 75
 """The exit code of ranks that were asked to stop and have saved: start me again."""
 MOST_FAILED = 3
-_MAKES_ROOM = 0.5
-"""The part of the time between two saves after which memory for a copy is made ready."""
 _fits: dict[str, int] = {}
 """How many ``fit`` this process has kept in each folder."""
 
@@ -193,8 +191,10 @@ class Survive(RunKeeper):
             self._begin_save(state(), 1 if is_end else self.keep, is_apart, is_leaving=what == LEAVE)
             if not is_apart:
                 self._advance(to_end=True, is_leaving=what == LEAVE)
-        elif due >= _MAKES_ROOM and self._room is None and self._pending is None and self.writes_apart:
+        elif self.n_steps == self._n_saved + 1 and self._room is None and self.writes_apart:
             self._room = room_for(self._ranks.kept, self._ranks.processes)
+        if is_end:
+            self._room = None
         if what == LEAVE:
             self._leave()
 
@@ -239,9 +239,10 @@ class Survive(RunKeeper):
         ranks.catch_up()
         with self._failing(is_leaving), own_values():
             beside = Beside(content, ranks.objects() if ranks.rank == 0 else None, entries=as_entries(state))
-            room = (self._room or room_for(ranks.kept, ranks.processes, says=True)) if apart else None
+            if apart and self._room is None:
+                self._room = room_for(ranks.kept, ranks.processes, says=True)
+            room = self._room if apart else None
             save = PendingSave(self._place.prefix(self.n_steps), ranks.kept, ranks.processes, beside, keep, room=room)
-            self._room = None
             self._pending = save, self.n_steps
 
     def _advance(self, to_end: bool, is_leaving: bool = False) -> None:

@@ -1,7 +1,7 @@
-"""Memory for a copy of the state that is saved, which a thread makes ready while training goes on.
+"""Memory for copies of the state that is saved, which a thread makes ready once while training goes on.
 
 A copy into fresh memory takes three times as long as one into memory that is in use, since the system hands out and clears
-each of its pages first. A step that saves would wait for that.
+each of its pages first. A step that assigns to what is still read makes such a copy, so a thread makes copies before it.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import numpy as np
 import tensorflow as tf
 
 _ALIGNED_BYTES, _PAGE_BYTES = 64, 4096
-_LESS_PRIORITY = 10
-"""Linux gives a thread that is as nice as this a tenth of a core that training wants too."""
+MAKES_READY, WRITES = 10, 19
+"""How nice threads are: Linux gives these a tenth and a hundredth of a core that training wants too."""
 
 
-def start_aside(action: Callable[[], object]) -> threading.Thread:
-    """Start an action in a thread that takes little of the time that training needs."""
+def give_way(niceness: int) -> None:
+    """Have this thread take little of the time that training needs."""
+    own = threading.get_native_id()
+    os.setpriority(os.PRIO_PROCESS, own, min(19, os.getpriority(os.PRIO_PROCESS, own) + niceness))
 
-    def act() -> None:
-        own = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, own, min(19, os.getpriority(os.PRIO_PROCESS, own) + _LESS_PRIORITY))
-        action()
 
-    thread = threading.Thread(target=act, name="tensoropt-save", daemon=True)
+def started(action: Callable[[], object]) -> threading.Thread:
+    """Start an action in a thread."""
+    thread = threading.Thread(target=action, name="tensoropt-save", daemon=True)
     thread.start()
     return thread
 
@@ -36,8 +36,8 @@ class Room:
 
     def __init__(self, n_bytes: int) -> None:
         self._memory = np.empty(n_bytes, np.uint8)
-        self._taken = -self._memory.ctypes.data % _ALIGNED_BYTES
-        self._thread = start_aside(self._touch)
+        self.clear()
+        self._thread = started(self._touch)
 
     @staticmethod
     def bytes_for(sizes: Iterable[int]) -> int:
@@ -50,7 +50,12 @@ class Room:
         return self._memory.nbytes
 
     def _touch(self) -> None:
+        give_way(MAKES_READY)
         self._memory[::_PAGE_BYTES] = 0
+
+    def clear(self) -> None:
+        """Have the next copies take the place of those in it, which nobody reads any longer."""
+        self._taken = -self._memory.ctypes.data % _ALIGNED_BYTES
 
     def copied(self, value: tf.Tensor) -> tf.Tensor:
         """Return a copy of a tensor of a CPU, or the tensor itself."""

@@ -38,7 +38,7 @@ from .metadata import Metadata, Saved, read_at
 from .objects import COUNTER, Objects, object_graph
 from .objects import ENTRY as OBJECT_GRAPH
 from .parts import VariablePart, holders_of, parts_of_device
-from .room import Room, start_aside
+from .room import WRITES, Room, give_way, started
 from .together import on_rank_0, together
 from .variable import Variable, entry_of, variables_of
 
@@ -57,13 +57,19 @@ class Item:
     spec: str
     n_bytes: int
     make: Callable[[], Any]
+    is_copy: bool = False
 
-    def read(self, room: Room) -> Item:
-        """Return the item with the tensor's present value; a copy if there is room, so that no step has to make it."""
+    def read(self) -> Item:
+        """Return the item with the present value: a CPU's is shared until it is assigned to, a GPU's is copied."""
         with tf.device("CPU:0"):
             made = self.make()
-            value = tf.identity(made)  # shares a CPU's memory, and copies a GPU's
-            kept = room.copied(value) if getattr(made, "device", "") == value.device else value
+            value = tf.identity(made)
+        return replace(self, make=lambda: value, is_copy=getattr(made, "device", "") != value.device)
+
+    def copied(self, room: Room) -> Item:
+        """Return the item with a copy of what was read, if there is room, so that no step has to make it."""
+        with tf.device("CPU:0"):
+            kept = self.make() if self.is_copy else room.copied(self.make())
         return replace(self, make=lambda: kept)
 
 
@@ -126,8 +132,8 @@ class PendingSave:
 
     Args:
         prefix, entries, processes, max_to_keep: as for :func:`save`.
-        room: memory for a copy of the state. If all ranks have it, threads write, and the state may change meanwhile: it is
-            copied at once, or a read shares a variable's memory until the variable is assigned to.
+        room: memory for a copy of the state. If all ranks have it, threads write, and the state may change meanwhile: a read
+            shares a variable's memory until the variable is assigned to, or a thread has copied it.
     """
 
     def __init__(
@@ -148,14 +154,14 @@ class PendingSave:
         self._files: list[str] = []
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
-        self._joins = False
+        self._joins, self._room = False, room
         try:
             on_rank_0(processes, lambda: self._location.prepare(self._lock))
             together(processes, lambda: _find_scratch(self._location, processes))
             self._items = _items(variables, processes)
             self._apart = processes.gather_max(float(room is None)) == 0
-            if self._apart and room is not None:
-                self._items = {device: [item.read(room) for item in items] for device, items in self._items.items()}
+            if self._apart:
+                self._items = {device: [item.read() for item in items] for device, items in self._items.items()}
             self._run(self._write)
         except BaseException:
             self._release()
@@ -171,11 +177,16 @@ class PendingSave:
                 self._error = error
 
         if self._apart:
-            self._thread = start_aside(act)
+            self._thread = started(act)
         else:
             act()
 
     def _write(self) -> None:
+        if self._apart and self._room is not None:
+            for items in self._items.values():
+                for i in reversed(range(len(items))):  # steps often assign to the last ones first
+                    items[i] = items[i].copied(self._room)
+            give_way(WRITES)
         for device, items in self._items.items():
             self._files += _write_shards(self._location, device, items)
         self._items = {}
@@ -219,6 +230,8 @@ class PendingSave:
             raise self._error
 
     def _release(self) -> None:
+        if self._room is not None:
+            self._room.clear()
         if self._lock.is_held:
             self._location.discard()
             self._lock.release()
