@@ -177,11 +177,13 @@ def complete_configs(model: Model, steps: Strategy, costing: OperatorCosting) ->
     """Add configs for the operators that no training step runs (metrics, predictions).
 
     The configs of the training steps stay. In program order, each further operator gets the config of least time: that of
-    resharding its operands plus that of computing.
+    resharding its operands plus that of computing. Where training splits nothing, nothing is split.
     """
+    is_unsplit = not any(config.used_axes for config in steps.configs.values())
 
     def choose(op: Operator, layouts: Mapping[str, Layout]) -> Config:
-        return steps.configs.get(op.name) or _cheapest(op, layouts, costing, steps.mesh)
+        of_steps = steps.configs.get(op.name) or (Config.unsplit(steps.mesh) if is_unsplit else None)
+        return of_steps or _cheapest(op, layouts, costing, steps.mesh)
 
     return replace(steps, configs=chosen_in_order(model.graph, choose))
 

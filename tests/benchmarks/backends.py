@@ -33,6 +33,7 @@ def measured(collectives: str, models: str, rounds: int) -> dict[str, float]:
     from tensoropt.rules.rule import OperandSharding
     from tensoropt.runtime.execute import communicating
     from tensoropt.runtime.measuring.local_hardware import prepared_processes
+    from tensoropt.search.asked import Request
     from tensoropt.search.frontiers.find_frontier import find_frontier
     from tensoropt.sharding.resharding import PathFinder, PlainCosts, Resharding
     from tensoropt.tools.offline import record
@@ -65,7 +66,8 @@ def measured(collectives: str, models: str, rounds: int) -> dict[str, float]:
     for name in filter(None, models.split(",")):
         function, sizes = BUILT[name]
         recorded = record(lambda function=function, sizes=sizes: function(**sizes), name, "momentum")
-        plan = find_frontier(recorded.model, hardware, processes.size, algorithm="data-parallel").plan(0)
+        request = Request(recorded.model, hardware, None, algorithm="data-parallel")
+        plan = find_frontier(request, processes.size).plan(0)
         (timing,) = alternate([tensoropt_step(plan, recorded, processes, collectives)], max(3, rounds // 4))
         found[f"a step of {name}"] = timing.median * 1e3
     return {key: processes.gather_max(value) for key, value in found.items()}

@@ -17,34 +17,9 @@ for _ in range(80):
 # As text: Python writes no such numbers.
 RAW = ("9" * 400, "-" + "9" * 400, "1e999", "[" * 100_000, "NaN", "-Infinity", "Infinity", '"\\ud800"')
 VALUES: tuple[Any, ...] = (
-    None,
-    True,
-    False,
-    0,
-    -1,
-    1,
-    7,
-    2**31,
-    2**62,
-    10**19,
-    -(2**63),
-    0.5,
-    -1.5,
-    1e300,
-    5e-324,
-    "",
-    "a",
-    "x" * 100_000,
-    "é\0\n",
-    [],
-    {},
-    [[]],
-    ["a"],
-    [1, 2],
-    {"a": 1},
-    {"name": "a", "count": 2},
-    DEEP,
-)
+    None, True, False, 0, -1, 1, 7, 2**31, 2**62, 10**19, -(2**63), 0.5, -1.5, 1e300, 5e-324, "", "a", "x" * 100_000,
+    "é\0\n", [], {}, [[]], ["a"], [1, 2], {"a": 1}, {"name": "a", "count": 2}, DEEP,
+)  # fmt: skip
 
 
 def damaged(data: bytes, draw: random.Random, is_json: bool) -> bytes:

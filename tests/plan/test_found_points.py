@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from helpers.searches import find_frontier
 from hypothesis import given
 from hypothesis import strategies as st
 from remat.small import HARDWARE, SMALL
 
+from tensoropt import zoo
 from tensoropt.ft import Budget
+from tensoropt.profiling.hardware import named
 from tensoropt.search.frontiers import found_points
+from tensoropt.search.frontiers.find_frontier import find_unsplit
 from tensoropt.search.frontiers.found_points import spread
 from tensoropt.tools.offline import record
 
@@ -41,3 +45,15 @@ def test_only_so_many_points_have_their_peaks_counted(monkeypatch: pytest.Monkey
     assert 2 <= len(few.found) <= 12 < len(few.certified)
     assert few.found.time_ns[-1] == frontier.found.time_ns[-1]
     assert few.all_peaks is not None and (np.diff(few.all_peaks) > 0).all() and (np.diff(few.found.time_ns) < 0).all()
+
+
+def test_where_training_splits_nothing_predictions_are_not_split_either() -> None:
+    def loss_beside_products() -> tf.Tensor:
+        loss = zoo.lenet5(batch=4096)
+        images = next(op for op in tf.compat.v1.get_default_graph().get_operations() if op.type == "Placeholder").outputs[0]
+        rows = tf.reshape(images, [4096, -1])
+        tf.matmul(rows, rows, transpose_b=True)
+        return loss
+
+    frontier = find_frontier(record(loss_beside_products, "lenet5", "sgd").model, named("v100-1x2"), 2)
+    assert frontier.plan(0).n_split_operators and find_unsplit(frontier).plan(0).splits_nothing
