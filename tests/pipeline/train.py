@@ -58,8 +58,8 @@ def main() -> None:
         messages.PACKET_BYTES = 256
     if stages != "1":
         # So that rows of the table cross, wherever a step would be fastest.
-        candidates.balanced = lambda model, _, choices, *__: Cut(
-            Stages(model, ("Tanh_1",)), tuple(blocks[0] for blocks in choices), 0.0
+        candidates.balanced = lambda choices, times, *_: Cut(
+            Stages(times.whole, ("Tanh_1",)), tuple(blocks[0] for blocks in choices), 0.0
         )
         candidates.least_memory = lambda *_: None
     words = tensoropt.placeholder(tensoropt.int32, [BATCH, 5])
