@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +47,7 @@ class Frontier:
         if (np.diff(self.mem_bytes) <= 0).any() or (np.diff(self.time_ns) >= 0).any():
             raise ValueError("a frontier must have strictly ascending memory and strictly descending time")
         counts = {kind: self.eliminations.get(kind, 0) for kind in ELIMINATIONS}
-        object.__setattr__(self, "eliminations", MappingProxyType(counts))
+        object.__setattr__(self, "eliminations", counts)
 
     @property
     def exact(self) -> bool:

@@ -162,6 +162,9 @@ class CollectiveCosts:
         self._lines = lru_cache(maxsize=16)(self._lines_of)
         self._remembered = lru_cache(maxsize=_REMEMBERED)(self._time_ns)
 
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return CollectiveCosts, (self.hardware, self.mesh)
+
     def time_ns(self, kind: str, mesh: Mesh, axes: tuple[int, ...], n_bytes: int) -> int:
         """Return the time of one collective over all groups that ``axes`` make at once; 0 for groups of one device.
 
@@ -277,6 +280,9 @@ class OperatorCosts:
         self._rate = lru_cache(maxsize=None)(self._flops_per_s)
         self._key = lru_cache(maxsize=None)(partial(key_of, rates=hardware.operators))
         self._model = lru_cache(maxsize=None)(self._fitted)
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return OperatorCosts, (self.hardware, self.measured, self.is_cautious, self._ns_per_us and 1e3 / self._ns_per_us)
 
     @property
     def needs_keys(self) -> bool:

@@ -76,51 +76,134 @@ def started_early(n: int, needed: str) -> Iterator[None]:
                 process.kill()
 
 
+class Calls:
+    """Calls that worker processes make, in the order in which they are added.
+
+    What a worker that died was at is tried again by another one, or by this process.
+
+    Args:
+        n: the number of workers.
+        needed: the module that they import first.
+        report: called with the key of a call and what its function has reported: a single value always, several, such as
+            progress, now and then.
+    """
+
+    def __init__(self, n: int, needed: str, report: Callable[..., None]) -> None:
+        self._given, self._events = SimpleQueue[Any](), SimpleQueue[Any]()
+        self._waiting: dict[Any, tuple[Callable[..., Any], tuple[Any, ...]]] = {}  # that nobody has begun
+        self._ended: dict[Any, tuple[Any, Exception | None]] = {}
+        self._report = report
+        self._processes: list[subprocess.Popen[bytes]] = []
+        for _ in range(n):
+            with contextlib.suppress(OSError):  # without the memory for another one
+                self._processes.append(_EARLY.pop() if _EARLY else _start(needed))
+                threading.Thread(target=self._feed, args=(self._processes[-1],), daemon=True).start()
+        self._n_alive = len(self._processes)
+
+    def add(self, key: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        """Have a module's function called with some arguments, and with a function ``report`` as the last one.
+
+        Raises:
+            Exception: an error of pickling the arguments.
+        """
+        payload = pickle.dumps((function, arguments))
+        self._waiting[key] = function, arguments
+        self._given.put((key, payload))
+
+    def result(self, key: Any) -> Any:
+        """Return a call's result. This process makes it if no worker has begun; while one is at it, it makes others.
+
+        Raises:
+            Exception: what the function has raised.
+        """
+        while key not in self._ended:
+            if not (self._make(key) or self._make(next(iter(self._waiting), None))):
+                self._listen()
+        value, error = self._ended.pop(key)
+        if error is not None:
+            raise error
+        return value
+
+    def next_result(self) -> tuple[Any, Any]:
+        """Return the key and the result of a call that has ended, which this process makes only if no worker is left.
+
+        Raises:
+            Exception: what the function has raised.
+        """
+        while not self._ended:
+            if self._n_alive:
+                self._listen()
+            else:
+                self._make(next(iter(self._waiting)))
+        key = next(iter(self._ended))
+        return key, self.result(key)
+
+    def close(self) -> None:
+        """End all workers."""
+        for process in self._processes:
+            process.kill()
+            self._given.put(None)
+        for process in self._processes:
+            process.wait()
+
+    def _make(self, key: Any) -> bool:
+        """Return whether a call is one that nobody has begun, and make it here."""
+        call = self._waiting.pop(key, None)
+        if call is not None:
+            try:
+                self._ended[key] = call[0](*call[1], lambda *values: self._report(key, *values)), None
+            except Exception as error:
+                self._ended[key] = None, error
+        return call is not None
+
+    def _listen(self) -> None:
+        kind, key, value = self._events.get()
+        if kind == _REPORT:
+            self._report(key, *value)
+        elif kind == _DIED:
+            self._n_alive -= 1
+        else:
+            self._ended[key] = (value, None) if kind == _ENDED else (None, value)
+
+    def _feed(self, process: subprocess.Popen[bytes]) -> None:
+        """Have a worker make calls until there is nothing to do or it dies."""
+        assert process.stdin is not None and process.stdout is not None
+        while (task := self._given.get()) is not None:
+            key, payload = task
+            if (call := self._waiting.pop(key, None)) is None:
+                continue
+            try:
+                _send(process.stdin, payload)
+                while (said := pickle.loads(_receive(process.stdout)))[0] == _REPORT:
+                    self._events.put((_REPORT, key, said[1]))
+                self._events.put((said[0], key, said[1]))
+            except Exception:  # it has ended, or what it says can't be read
+                self._waiting[key] = call
+                self._given.put(task)
+                self._events.put((_DIED, key, None))
+                break
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
 def results(
     function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], n: int, report: Callable[..., None]
 ) -> Iterator[tuple[int, Any]]:
     """Yield the number of each of some arguments with the function's result, as workers return them.
 
-    What a worker that died was called with is tried again by the others; by this process, if all have died.
-
     Args:
-        function: a module's, called with the arguments and a function ``report`` as the last one.
+        function, report: as for :class:`Calls`.
         n: the number of workers.
-        report: called with a number of arguments and what the function has reported of them: a single value always, several,
-            such as progress, now and then.
 
     Raises:
         Exception: what the function has raised, or an error of pickling arguments.
     """
-    given, events, left = SimpleQueue[Any](), SimpleQueue[Any](), dict(enumerate(arguments))
-    for number, each in enumerate(arguments):
-        given.put((number, pickle.dumps((function, each))))
-    processes: list[subprocess.Popen[bytes]] = []
-    try:
-        for _ in range(n):
-            with contextlib.suppress(OSError):  # without the memory for another one
-                processes.append(_EARLY.pop() if _EARLY else _start(function.__module__))
-                threading.Thread(target=_feed, args=(processes[-1], given, events), daemon=True).start()
-        n_alive = len(processes)
-        while left and n_alive:
-            kind, number, value = events.get()
-            if kind == _REPORT:
-                report(number, *value)
-            elif kind == _RAISED:
-                raise value
-            elif kind == _ENDED:
-                del left[number]
-                yield number, value
-            else:
-                n_alive -= 1
-        for number, each in left.items():
-            yield number, function(*each, lambda *values, number=number: report(number, *values))
-    finally:
-        for process in processes:
-            process.kill()
-            given.put(None)
-        for process in processes:
-            process.wait()
+    with contextlib.closing(Calls(n, function.__module__, report)) as calls:
+        for number, each in enumerate(arguments):
+            calls.add(number, function, each)
+        for _ in arguments:
+            yield calls.next_result()
 
 
 def _start(needed: str) -> subprocess.Popen[bytes]:
@@ -129,25 +212,6 @@ def _start(needed: str) -> subprocess.Popen[bytes]:
     code = _START.format(path=list(map(str, sys.path)), module=__name__, needed=needed)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     return subprocess.Popen([sys.executable, "-c", code], env=environment, **pipes)  # type: ignore[call-overload]
-
-
-def _feed(process: subprocess.Popen[bytes], given: SimpleQueue[Any], events: SimpleQueue[Any]) -> None:
-    """Have a worker do what is given, until that is None or the worker dies; put what it says into ``events``."""
-    assert process.stdin is not None and process.stdout is not None
-    while (task := given.get()) is not None:
-        number, payload = task
-        try:
-            _send(process.stdin, payload)
-            while (said := pickle.loads(_receive(process.stdout)))[0] == _REPORT:
-                events.put((_REPORT, number, said[1]))
-            events.put((said[0], number, said[1]))
-        except (OSError, EOFError):
-            given.put(task)
-            events.put((_DIED, number, None))
-            break
-    for pipe in (process.stdin, process.stdout):
-        with contextlib.suppress(OSError):
-            pipe.close()
 
 
 def _send(stream: IO[bytes], payload: bytes) -> None:

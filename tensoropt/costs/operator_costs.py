@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
+from ..common.pickling import ByArguments
 from ..ir.body import BODY, FORM
 from ..ir.gradient_info import NO_BACKWARD, Backward
 from ..ir.graph import PLACEHOLDER, Graph, Operator, Tensor
@@ -36,7 +37,7 @@ class ComputeCosts(Protocol):
 
 
 @dataclass(frozen=True)
-class OperatorCosting:
+class OperatorCosting(ByArguments):
     """The prices of a graph's operators: what is saved, updated and added up of each, what computing costs.
 
     ``is_body`` marks the graph of a loop's trips: every tensor that the backward pass reads there is saved in its produced

@@ -16,6 +16,7 @@ from enum import Enum
 
 import numpy as np
 
+from ..common.pickling import ByArguments
 from ..ft.problem import INFEASIBLE
 from ..ir.graph import Tensor
 from ..reschedule.cost_model import StepCosts
@@ -76,7 +77,7 @@ class TimeTable:
 
 
 @dataclass
-class ReshardingCosting:
+class ReshardingCosting(ByArguments):
     """The times of reshardings: shortest paths between the layouts that occur, found once per size class of tensors.
 
     Attributes:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import reduce
+from functools import lru_cache, reduce
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -99,17 +99,7 @@ class StepOrder(NamedTuple):
         Raises:
             InputError: there is no such schedule.
         """
-        schedule, n = self.schedule, self.n_micro_batches
-        if schedule != PLAIN:
-            check_schedule(schedule)
-        if schedule == INTERLEAVED:
-            assert self.interleaving
-            return interleaved_orders(len(self.in_flight), n, self.interleaving)
-        found, ahead = [], n
-        for stage, (most, deferred) in enumerate(zip(self.in_flight, self.deferred, strict=True)):
-            ahead = n if schedule == ALL_FORWARD else max(1, min(most, ahead))
-            found.append(tuple(_order(stage, n, ahead, deferred if schedule == ZERO_BUBBLE else 0)))
-        return tuple(found)
+        return _orders_of(self)
 
     @property
     def submeshes(self) -> tuple[int, ...]:
@@ -117,6 +107,21 @@ class StepOrder(NamedTuple):
         n_stages = len(self.in_flight)
         n_submeshes = n_stages if self.interleaving is None else self.interleaving.n_submeshes
         return tuple(stage % n_submeshes for stage in range(n_stages))
+
+
+@lru_cache(maxsize=8)  # each stage of a step asks for them
+def _orders_of(step: StepOrder) -> Orders:
+    schedule, n = step.schedule, step.n_micro_batches
+    if schedule != PLAIN:
+        check_schedule(schedule)
+    if schedule == INTERLEAVED:
+        assert step.interleaving
+        return interleaved_orders(len(step.in_flight), n, step.interleaving)
+    orders, ahead = [], n
+    for stage, (most, deferred) in enumerate(zip(step.in_flight, step.deferred, strict=True)):
+        ahead = n if schedule == ALL_FORWARD else max(1, min(most, ahead))
+        orders.append(tuple(_order(stage, n, ahead, deferred if schedule == ZERO_BUBBLE else 0)))
+    return tuple(orders)
 
 
 def tried_orders(

@@ -17,6 +17,7 @@ from ..plan.scaling_curve import Curve, CurvePoint
 from ..profiling.available_memory import available_memory_bytes
 from ..rules.registry import are_own
 from .asked import WORTH_STAGES, Request, must_be_tried, parallelisms
+from .candidates.alike_stages import WORTH_WORKERS
 from .candidates.find_staged import search_with_stages
 from .candidates.joined_frontier import why_too_large
 from .candidates.search_candidates import CandidateSearch
@@ -26,9 +27,6 @@ from .frontiers.find_frontier import ModelFrontier
 from .infeasible import least_needed, nothing_fits, time_for_more
 from .request import OF_CURVE
 from .unsplit import unsplit_if_as_fast
-
-WORTH_WORKERS = 400
-"""Operators of a model from which the points of a curve are searched in worker processes, which take seconds to start."""
 
 
 def find_answer(option: str, request: Request, parallelism: int | Sequence[int] | None) -> Plan:

@@ -6,10 +6,11 @@ import os
 import signal
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from helpers.worker_functions import asleep, circumstances, ended, ended_once, squared
+from helpers.worker_functions import asleep, circumstances, ended, ended_once, late, squared
 
 from tensoropt.common import workers
 from tensoropt.common.errors import InputError
@@ -26,6 +27,20 @@ def test_results_and_errors_come_back() -> None:
     assert reported == [(number, number) for number in range(7)]  # single values are never left out
     with pytest.raises(ValueError, match="-1 is negative"):
         list(results(squared, [(-1,)], 1, lambda *values: None))
+
+
+def test_this_process_makes_calls_that_no_worker_has_begun() -> None:
+    with closing(workers.Calls(1, "helpers.worker_functions", lambda *values: None)) as calls:
+        calls.add("of a worker", late, (0.5,))
+        while calls._waiting:
+            time.sleep(0.05)
+        for number in (3, -1):
+            calls.add(number, squared, (number,))
+        worker, here = calls.result("of a worker"), os.getpid()
+        assert worker != here and not calls._waiting  # this process made the others meanwhile
+        assert calls.result(3) == 9
+        with pytest.raises(ValueError, match="-1 is negative"):
+            calls.result(-1)
 
 
 def test_a_worker_has_nothing_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

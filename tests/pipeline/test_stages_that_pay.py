@@ -13,6 +13,7 @@ from helpers import zoo
 from helpers.searches import find_with_stages
 from pipeline.staged import check_losses, layers
 
+from tensoropt.common.workers import Calls
 from tensoropt.ft import Budget
 from tensoropt.plan.frontier_file import Frontier
 from tensoropt.plan.plan import Plan
@@ -79,6 +80,15 @@ def test_a_curve_is_the_same_with_any_number_of_workers(monkeypatch: pytest.Monk
         found.append(profiling([(asked, 2), (asked, 1)], lambda of_one: rows.append(of_one.points[0].parallelism)))
     assert found[0].points == found[1].points and rows[:2] == [2, 1] and sorted(rows[2:]) == [1, 2]
     assert any(phase.startswith("on 2 devices, ") for phase in said)
+
+
+def test_plans_are_the_same_where_a_worker_searches_all_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = find_with_stages(request(), 2, (1, 2))
+    monkeypatch.setattr("tensoropt.search.candidates.alike_stages.WORTH_WORKERS", 1)
+    monkeypatch.setattr(Calls, "_make", lambda *given: False)  # this process would be faster than its start
+    monkeypatch.setenv("TENSOROPT_WORKERS", "2")
+    apart = find_with_stages(request(), 2, (1, 2))
+    assert [apart.plan(n).to_json() for n in range(len(apart))] == [own.plan(n).to_json() for n in range(len(own))]
 
 
 def test_a_memory_limit_holds_for_them() -> None:

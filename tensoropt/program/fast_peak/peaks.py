@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ...common.pickling import ByArguments
 from ...costs.operator_costs import OperatorCosting
 from ...sharding.model import Model
 from ...sharding.resharding import PathFinder
@@ -22,7 +23,7 @@ from .rows import Columns, Rows
 
 
 @dataclass(eq=False)
-class Peaks:
+class Peaks(ByArguments):
     """The peaks of strategies of one model, each counted by what the strategies before it have in common with it."""
 
     model: Model

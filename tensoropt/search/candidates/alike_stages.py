@@ -1,8 +1,12 @@
-"""Search stages that are alike once, such as those of equal layers.
+"""Search stages that are alike once, such as those of equal layers, and ahead in worker processes.
 
 Two stages are alike if their models differ in names alone (:func:`form_of`), and so does what is forced on them. Then a
 state of a node means the same in both problems, and so do points and peaks. The problem of the second stage isn't built:
 it is that of the first one with the names of its own operators.
+
+Candidates are taken one after the other, as what is found decides which are searched at all. Meanwhile workers search stages
+of those that come next. What they find is used where this process would search just that, so the answer doesn't depend on
+their number.
 """
 
 from __future__ import annotations
@@ -10,12 +14,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from ...common.progress import Progress
+from ...common.workers import Calls, can_be_sent, n_workers
 from ...costs.model_costs import costing_of
 from ...ft import ALGORITHMS
 from ...ir.graph import CONSTANT, Graph, Operator, Tensor
+from ...profiling.available_memory import available_memory_bytes
 from ...program.fast_peak import Peaks
-from ...reschedule.mesh import Mesh
+from ...rules.registry import are_own
 from ...sharding.model import Model
 from ...sharding.resharding import PathFinder
 from ..frontiers.find_frontier import NO_REMAT, ModelFrontier
@@ -26,37 +34,96 @@ _NAMES = frozenset("container shared_name name".split())
 """Attributes that name something."""
 
 
-@dataclass(frozen=True, eq=False)
+WORTH_WORKERS = 400
+"""Operators of a model from which worker processes pay, which take seconds to start."""
+IsEnough = Callable[[ModelFrontier], bool]
+
+
+@dataclass(eq=False)
 class AlikeStages:
-    """The frontiers of the stages that were searched so far, by what stages that are alike are equal in."""
+    """The frontiers of the stages that were searched so far, by what stages that are alike are equal in.
 
+    Attributes:
+        calls: searches that workers make; None without workers.
+    """
+
+    calls: Calls | None = None
     _found: dict[tuple[object, ...], ModelFrontier] = field(default_factory=dict)
+    _ahead: dict[tuple[object, ...], object] = field(default_factory=dict)  # by form, who asked
+    _progress: Progress | None = None
 
-    def searched(self, request: Request, parallelism: int, is_enough: Callable[[ModelFrontier], bool]) -> ModelFrontier:
-        """Return what :func:`..request.searched` does, without a search where a stage like it was searched before."""
-        n, asked_of = request.micro_batches or 1, None if request.wants_frontier else is_enough
+    def start_workers(self, request: Request) -> None:
+        """Start workers beside this process, if the stages of a request's model are worth it and can be sent."""
+        if len(request.model.graph.operators) >= WORTH_WORKERS and are_own() and can_be_sent(_silent(request)):
+            n = n_workers(available_memory_bytes(1)) - 1
+            self.calls = Calls(n, __name__, self._report) if n else None
+
+    def close(self) -> None:
+        """End the workers."""
+        if self.calls is not None:
+            self.calls.close()
+
+    def search_ahead(self, asker: object, request: Request, parallelism: int, is_enough: IsEnough) -> None:
+        """Have a worker search a stage, if none has searched or will search one like it; see :meth:`searched`."""
+        if self.calls is not None and request.algorithm in ALGORITHMS:
+            form = _form(request, parallelism)
+            if form not in self._found and self._ahead.setdefault(form, asker) == asker:
+                arguments = _silent(request), parallelism, None if request.wants_frontier else is_enough
+                self.calls.add(asker, _search_apart, arguments)
+
+    def searched(self, request: Request, parallelism: int, is_enough: IsEnough, asker: object = None) -> ModelFrontier:
+        """Return what :func:`..request.searched` does, without a search where a stage like it was searched before.
+
+        Args:
+            asker: what the stage was searched ahead for, if it was.
+        """
+        asked_of = None if request.wants_frontier else is_enough
         if request.algorithm not in ALGORITHMS:
             return searched(request, parallelism, asked_of)
-        mesh = request.hardware.mesh(parallelism)
-        model = request.model.in_micro_batches(n, mesh.n_devices)
-        key = (form_of(model, request.force), parallelism, n)
-        if key in self._found:
-            moved = _transferred(self._found[key], request, model, mesh)
+        form = _form(request, parallelism)
+        if form in self._found:
+            moved = _transferred(self._found[form], request, parallelism)
             if moved.note != NO_REMAT or is_enough(moved):
                 return moved
-        self._found[key] = searched(request, parallelism, asked_of)
-        return self._found[key]
+        if self.calls is not None and asker is not None and self._ahead.get(form) == asker:
+            self._progress = request.progress
+            found = _transferred(self.calls.result(asker), request, parallelism)
+        else:
+            found = searched(request, parallelism, asked_of)
+        self._found[form] = found
+        return found
+
+    def _report(self, asker: object, *values: Any) -> None:
+        if self._progress is not None:
+            self._progress(*values)
 
 
-def _transferred(found: ModelFrontier, request: Request, model: Model, mesh: Mesh) -> ModelFrontier:
-    """Return a frontier as that of a model that differs from its own in names alone."""
+def _silent(request: Request) -> Request:
+    return replace(request, progress=None, tell=None)
+
+
+def _search_apart(request: Request, parallelism: int, is_enough: IsEnough | None, report: Progress) -> ModelFrontier:
+    return searched(replace(request, progress=report), parallelism, is_enough)
+
+
+def _form(request: Request, parallelism: int) -> tuple[object, ...]:
+    n = request.micro_batches or 1
+    model = request.model.in_micro_batches(n, request.hardware.mesh(parallelism).n_devices)
+    return form_of(model, request.force), parallelism, n
+
+
+def _transferred(found: ModelFrontier, request: Request, parallelism: int) -> ModelFrontier:
+    """Return a frontier as that of a request whose model differs from its own at most in names."""
+    mesh = request.hardware.mesh(parallelism)
+    model = request.model.in_micro_batches(request.micro_batches or 1, mesh.n_devices)
     costing = costing_of(model, request.hardware, mesh, request.known)
     built = found.built.of_alike(found.model.graph, model.graph)
     peaks = Peaks(model, costing, PathFinder(costing.reshardings.steps))
     counter = PeakCounter(model, built, peaks, found.peaks_by_states, found.passes_by_states)
     return replace(
-        found, model=model, built=built, costing=costing, counter=counter, seconds_by_phase={}, _peaks={}, _simulated={}
-    )
+        found, model=model, hardware=request.hardware, built=built, costing=costing, counter=counter,
+        seconds_by_phase={}, _peaks={}, _simulated={},
+    )  # fmt: skip
 
 
 def form_of(model: Model, force: Mapping[str, Mapping[str, int]]) -> str:

@@ -43,7 +43,7 @@ from .alike_stages import AlikeStages
 from .bounds import bound_of_cut, bound_of_whole, points_of
 from .candidate import WORTH_AT_ONCE, Candidate, Cutting, possible_micro_batches
 from .joined_frontier import frontier_of, why_too_large
-from .search_cut import search_cut
+from .search_cut import search_ahead, search_cut
 from .staged_frontier_points import PlanPoint
 
 
@@ -179,6 +179,16 @@ def by_bound(candidates: Sequence[Candidate], aim: Best | Fit) -> None:
         waiting.remove(candidate)
 
 
+def opened(candidates: Sequence[Candidate], aim: Best) -> list[Candidate]:
+    """Open all candidates whose cut is open, by ascending bound."""
+    found = list(candidates)
+    while waiting := [each for each in found if each.cut is None]:
+        candidate = min(waiting, key=aim.key)
+        found.remove(candidate)
+        found += aim.opened(candidate)
+    return found
+
+
 @dataclass(eq=False)
 class Best:
     """Search the fastest plans, and those of less memory.
@@ -273,6 +283,8 @@ class Best:
         beside = 0.0 if of_cuts[0].cut is None else of_cuts[0].cut.beside
         if is_open and candidate.micro_batches == slices[0] > 1 and beside >= WORTH_AT_ONCE:
             of_cuts.append(replace(candidate, micro_batches=1, least_us=-math.inf))
+        for each in sorted((each for each in of_cuts if each.cut is not None), key=lambda each: each.least_us):
+            search_ahead(search.request, each, search.alike)
         return of_cuts
 
 

@@ -14,6 +14,7 @@ it (:mod:`..first_look`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 
 from ...common.errors import InputError
@@ -30,7 +31,7 @@ from ..first_look import first_look
 from ..problem.choices import STAGES
 from ..request import Request, may_use_micro_batches, micro_batches_to_look_at, most_micro_batches
 from ..stages.points import SearchedWhole
-from .by_bound import Best, Fit, SearchState, by_bound
+from .by_bound import Best, Fit, SearchState, by_bound, opened
 from .candidate import Candidate, possible_micro_batches
 from .joined_frontier import frontier_of
 from .staged_frontier_points import PlanPoint
@@ -43,13 +44,16 @@ class CandidateSearch(SearchState):
 
     def search_all(self) -> CandidateSearch:
         """Search what is asked for; if that is no number of stages, also stages that nobody asked for."""
-        if self.counts is None:
-            self.search_whole()
-            self.search_unasked()
-        elif 1 in self.counts:
-            self.search_whole(self.in_stages(self.counts))
-        else:
-            by_bound(self.in_stages(self.counts), Best(self))
+        with closing(self.alike):
+            if self.counts is not None or (may_take_stages(self.request, self.parallelism) and self._machines()):
+                self.alike.start_workers(self.request)
+            if self.counts is None:
+                self.search_whole()
+                self.search_unasked()
+            elif 1 in self.counts:
+                self.search_whole(self.in_stages(self.counts))
+            else:
+                by_bound(self.in_stages(self.counts), Best(self))
         return self
 
     # Without stages
@@ -71,6 +75,7 @@ class CandidateSearch(SearchState):
             if look.certainly_not(limit):
                 self.whole += look.tried
                 return by_bound(beside, best)
+        beside = opened(beside, best)  # so that their stages are searched by workers meanwhile
         may_fit = any(limit is None or each.least_bytes <= limit for each in smallest)  # sums of gradients take memory, too
         is_unknown = look is not None and look.best is None and may_fit
         if not is_unknown:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -10,11 +10,12 @@ from ...ft import BY_DEFAULT
 from ...program.schedule import StepOrder, tried_orders
 from ..asked import Request
 from ..frontiers.find_frontier import ModelFrontier
+from ..stages.cuts import Cut
 from ..stages.memory import StageCosts, needed_bytes
 from ..stages.placement import of_stage
 from ..stages.points import SearchedStages
 from ..stages.times import messages, transfers, works
-from .alike_stages import AlikeStages
+from .alike_stages import AlikeStages, IsEnough
 from .candidate import Candidate, Cutting, least_bytes
 
 
@@ -31,18 +32,11 @@ def search_cut(
     """
     cut, n, limit = candidate.cut, candidate.micro_batches, request.limit_bytes
     assert cut is not None
-    budget, share = request.budget or BY_DEFAULT, candidate.n_alike
-    budget = replace(budget, seconds=budget.seconds / share, max_work=budget.max_work / share)
-    hardware = request.hardware if len(set(cut.blocks)) == 1 else request.hardware.by_mpi()
-    own = replace(request, hardware=hardware, micro_batches=n, budget=budget, placed={})
-    stages, orders = cut.stages, tried_orders(candidate.schedule, cut.stages.n, n, len(set(cut.blocks)))
+    stages, order = cut.stages, _orders(candidate, cut)[0]
     found = dict[int, ModelFrontier]()
-    needs = [0.0] * stages.n if cut.needs is None else least_bytes(stages, cut.needs, cut.sizes, n)
-    for stage in sorted(range(stages.n), key=lambda stage: -needs[stage]):
-        model = stages.models[stage]
-        asked = replace(own, model=model, force=of_stage(request.model.graph, model.graph, request.force))
-        frontier = alike.searched(asked, cut.sizes[stage], partial(_fastest_fits, limit, orders, stage))
-        if must_fit and limit is not None and StageCosts.of(frontier).bytes_of(stage, orders[0]).min() > limit:
+    for stage, asked, is_enough in _stage_searches(request, candidate):
+        frontier = alike.searched(asked, cut.sizes[stage], is_enough, (candidate, stage))
+        if must_fit and limit is not None and StageCosts.of(frontier).bytes_of(stage, order).min() > limit:
             return None
         found[stage] = frontier
     times, hardware = cutting.times(n).of(cut.sizes), request.hardware
@@ -51,6 +45,33 @@ def search_cut(
         tuple(works(stages, times)), tuple(messages(stages, hardware, cut.blocks, n)),
         transfers(stages, hardware, cut.blocks, n), bound_us,
     )  # fmt: skip
+
+
+def search_ahead(request: Request, candidate: Candidate, alike: AlikeStages) -> None:
+    """Have workers search the stages of a candidate that is cut, for :func:`search_cut` to be called later."""
+    assert candidate.cut is not None
+    for stage, asked, is_enough in _stage_searches(request, candidate):
+        alike.search_ahead((candidate, stage), asked, candidate.cut.sizes[stage], is_enough)
+
+
+def _orders(candidate: Candidate, cut: Cut) -> list[StepOrder]:
+    return tried_orders(candidate.schedule, cut.stages.n, candidate.micro_batches, len(set(cut.blocks)))
+
+
+def _stage_searches(request: Request, candidate: Candidate) -> Iterator[tuple[int, Request, IsEnough]]:
+    """Yield each stage of a candidate with what is asked of it, that which needs the most memory first."""
+    cut, n = candidate.cut, candidate.micro_batches
+    assert cut is not None
+    budget, share = request.budget or BY_DEFAULT, candidate.n_alike
+    budget = replace(budget, seconds=budget.seconds / share, max_work=budget.max_work / share)
+    hardware = request.hardware if len(set(cut.blocks)) == 1 else request.hardware.by_mpi()
+    own = replace(request, hardware=hardware, micro_batches=n, budget=budget, placed={})
+    stages, orders = cut.stages, _orders(candidate, cut)
+    needs = [0.0] * stages.n if cut.needs is None else least_bytes(stages, cut.needs, cut.sizes, n)
+    for stage in sorted(range(stages.n), key=lambda stage: -needs[stage]):
+        model = stages.models[stage]
+        asked = replace(own, model=model, force=of_stage(request.model.graph, model.graph, request.force))
+        yield stage, asked, partial(_fastest_fits, request.limit_bytes, orders, stage)
 
 
 def _fastest_fits(limit_bytes: int | None, orders: Sequence[StepOrder], stage: int, frontier: ModelFrontier) -> bool:

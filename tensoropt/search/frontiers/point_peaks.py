@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ...common.pickling import ByArguments
 from ...common.progress import Progress
 from ...program.fast_peak import Columns, Peaks
 from ...program.pass_memory import PassMemory, pass_memory
@@ -27,7 +28,7 @@ AT_ONCE = 1_024
 
 
 @dataclass(eq=False)
-class PeakCounter:
+class PeakCounter(ByArguments):
     """The peaks of strategies of one problem, each counted once.
 
     Strategies have most of their configs in common, so what follows from a config is computed once, too. Configs are those
