@@ -177,13 +177,13 @@ def left_out(where: str, what: str) -> InputError:
 @functools.cache
 def is_stateful(op_type: str) -> bool:
     """Return whether operators of a type keep a state, have an effect or take a resource."""
-    found = op_def_registry.get(op_type)
-    if found is None:  # a call by a function's name
+    definition = op_def_registry.get(op_type)
+    if definition is None:  # a call by a function's name
         return False
-    takes_resource = any(each.type == tf.resource.as_datatype_enum for each in found.input_arg)
-    return found.is_stateful or takes_resource or _uses_references(op_type)
+    takes_resource = any(argument.type == tf.resource.as_datatype_enum for argument in definition.input_arg)
+    return definition.is_stateful or takes_resource or _uses_references(op_type)
 
 
 def _uses_references(op_type: str) -> bool:
-    found = op_def_registry.get(op_type)
-    return found is not None and any(each.is_ref for each in (*found.input_arg, *found.output_arg))
+    definition = op_def_registry.get(op_type)
+    return definition is not None and any(argument.is_ref for argument in (*definition.input_arg, *definition.output_arg))

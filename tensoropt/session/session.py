@@ -114,7 +114,7 @@ class Session:
                 "tensoropt.GradientDescentOptimizer(), before find_strategy"
             )
         with self._display.phase("import of the model"):
-            graph = import_graph(recording.graph, steps, taken=taken)
+            graph = import_graph(recording.graph, steps, gradients=taken)
             if self._model is None or self._model.graph.agreement != graph.agreement:
                 self._initializers = initializer_names(recording.graph)
                 self._model = model_of(graph, self.context, recording.placed_in(graph.operators))

@@ -139,7 +139,7 @@ def record(
             "return the loss instead"
         )
     recorded = time.perf_counter()
-    graph = import_graph(recording.graph, steps, taken=taken)
+    graph = import_graph(recording.graph, steps, gradients=taken)
     if batch_size is not None and graph.batch and batch_size < graph.batch and graph.batch % batch_size == 0:
         graph = with_batch(graph, batch_size)
     elif batch_size not in (None, graph.batch):
