@@ -63,12 +63,12 @@ def can_be_sent(value: object) -> bool:
 
 
 @contextlib.contextmanager
-def started_early(n: int, needed: str) -> Iterator[None]:
+def started_early(n: int, preload: str) -> Iterator[None]:
     """Start workers for :func:`results` in this context, which import a module meanwhile; end those that are left."""
     try:
         for _ in range(n):
             with contextlib.suppress(OSError):
-                _EARLY.append(_start(needed))
+                _EARLY.append(_start(preload))
         yield
     finally:
         while _EARLY:
@@ -92,57 +92,57 @@ def results(
     Raises:
         Exception: what the function has raised, or an error of pickling arguments.
     """
-    given, events, left = SimpleQueue[Any](), SimpleQueue[Any](), dict(enumerate(arguments))
-    for number, each in enumerate(arguments):
-        given.put((number, pickle.dumps((function, each))))
+    tasks, events, pending = SimpleQueue[Any](), SimpleQueue[Any](), dict(enumerate(arguments))
+    for number, task in enumerate(arguments):
+        tasks.put((number, pickle.dumps((function, task))))
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for _ in range(n):
             with contextlib.suppress(OSError):  # without the memory for another one
                 processes.append(_EARLY.pop() if _EARLY else _start(function.__module__))
-                threading.Thread(target=_feed, args=(processes[-1], given, events), daemon=True).start()
+                threading.Thread(target=_feed, args=(processes[-1], tasks, events), daemon=True).start()
         n_alive = len(processes)
-        while left and n_alive:
+        while pending and n_alive:
             kind, number, value = events.get()
             if kind == _REPORT:
                 report(number, *value)
             elif kind == _RAISED:
                 raise value
             elif kind == _ENDED:
-                del left[number]
+                del pending[number]
                 yield number, value
             else:
                 n_alive -= 1
-        for number, each in left.items():
-            yield number, function(*each, lambda *values, number=number: report(number, *values))
+        for number, task in pending.items():
+            yield number, function(*task, lambda *values, number=number: report(number, *values))
     finally:
         for process in processes:
             process.kill()
-            given.put(None)
+            tasks.put(None)
         for process in processes:
             process.wait()
 
 
-def _start(needed: str) -> subprocess.Popen[bytes]:
+def _start(preload: str) -> subprocess.Popen[bytes]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_MPI)}
     environment |= dict.fromkeys(_ONE, "1") | {"CUDA_VISIBLE_DEVICES": ""}
-    code = _START.format(path=list(map(str, sys.path)), module=__name__, needed=needed)
+    code = _START.format(path=list(map(str, sys.path)), module=__name__, needed=preload)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     return subprocess.Popen([sys.executable, "-c", code], env=environment, **pipes)  # type: ignore[call-overload]
 
 
-def _feed(process: subprocess.Popen[bytes], given: SimpleQueue[Any], events: SimpleQueue[Any]) -> None:
+def _feed(process: subprocess.Popen[bytes], tasks: SimpleQueue[Any], events: SimpleQueue[Any]) -> None:
     """Have a worker do what is given, until that is None or the worker dies; put what it says into ``events``."""
     assert process.stdin is not None and process.stdout is not None
-    while (task := given.get()) is not None:
+    while (task := tasks.get()) is not None:
         number, payload = task
         try:
             _send(process.stdin, payload)
-            while (said := pickle.loads(_receive(process.stdout)))[0] == _REPORT:
-                events.put((_REPORT, number, said[1]))
-            events.put((said[0], number, said[1]))
+            while (reply := pickle.loads(_receive(process.stdout)))[0] == _REPORT:
+                events.put((_REPORT, number, reply[1]))
+            events.put((reply[0], number, reply[1]))
         except (OSError, EOFError):
-            given.put(task)
+            tasks.put(task)
             events.put((_DIED, number, None))
             break
     for pipe in (process.stdin, process.stdout):
@@ -168,17 +168,17 @@ def _receive(stream: IO[bytes]) -> bytes:
     return payload
 
 
-def serve(needed: str) -> None:
+def serve(preload: str) -> None:
     """Be a worker: import a module, call what comes in, and send what is returned, until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print is no answer
-    given, due = SimpleQueue[bytes](), 0.0
+    tasks, due = SimpleQueue[bytes](), 0.0
 
     def read() -> None:
         while True:
             try:
-                given.put(_receive(sys.stdin.buffer))
+                tasks.put(_receive(sys.stdin.buffer))
             except EOFError:
                 os._exit(0)
 
@@ -190,14 +190,14 @@ def serve(needed: str) -> None:
 
     threading.Thread(target=read, daemon=True).start()
     with nothing_collected():
-        importlib.import_module(needed)
+        importlib.import_module(preload)
         gc.freeze()
     while True:
-        function, arguments = pickle.loads(given.get())
+        function, arguments = pickle.loads(tasks.get())
         try:
-            said = _ENDED, function(*arguments, report)
+            reply = _ENDED, function(*arguments, report)
         except MemoryError:  # fewer workers may have enough
             os._exit(1)
         except Exception as error:
-            said = _RAISED, error
-        _send(answers, pickle.dumps(said))
+            reply = _RAISED, error
+        _send(answers, pickle.dumps(reply))

@@ -49,7 +49,7 @@ class _Recorder:
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
 
-    def recording_for(self, what: str) -> Recording:
+    def recording_for(self, caller: str) -> Recording:
         return self._recording
 
     def __getattr__(self, name: str) -> Any:
