@@ -77,35 +77,35 @@ def _compare(arguments: argparse.Namespace) -> None:
     in_stages: dict[str, Plan | None] = {}
     if model.placed:
         with display.phase("search of the placement"):
-            placed_plan = mini_time(replace(request, limit_bytes=None, space=None, placed=model.placed), count)
-            in_stages |= {"placed": placed_plan} if len(placed_plan.stages) > 1 else {}
+            placed = mini_time(replace(request, limit_bytes=None, space=None, placed=model.placed), count)
+            in_stages |= {"placed": placed} if len(placed.stages) > 1 else {}
     with display.phase("search"):
         frontier = find_frontier(request, count)
         if not model.placed:
-            in_stages["stages"] = _staged_plan(request, count, frontier)
+            in_stages["stages"] = _that_pays(request, count, frontier)
         compared = compare(frontier, limit_bytes=limit, progress=display.update)
         compared = replace(compared, in_stages={name: plan for name, plan in in_stages.items() if plan is not None})
         frontier = compared.frontier
-    lines = [f"\n{compared.table()}\n\nfrontier  {frontier.summary()}", *(f"note      {note}" for note in compared.notes())]
+    lines = [f"\n{compared.table()}\n\nfrontier  {frontier.summary()}", *(f"note      {each}" for each in compared.notes())]
     if arguments.plot is not None:
         write_picture(compared.plot, arguments.plot)
     write_frontier(arguments, frontier, None, display, compared.baselines)
-    lines += [f"wrote {output}" for output in (arguments.plot, arguments.report) if output is not None]
+    lines += [f"wrote {written}" for written in (arguments.plot, arguments.report) if written is not None]
     answer(arguments, {**compared.to_json(), "model": recorded.name, "optimizer": setup.optimizer}, "\n".join(lines))
 
 
-def _staged_plan(request: Request, count: int, frontier: ModelFrontier) -> Plan | None:
+def _that_pays(request: Request, count: int, frontier: ModelFrontier) -> Plan | None:
     """Return the plan in stages that a search takes unasked within the memory limit; None where it takes none."""
     from ...search.candidates.search_candidates import CandidateSearch
 
     fastest = frontier.fastest_within(request.limit_bytes)
     if fastest is None:
         return None
-    staged_request = replace(request, may_take_stages=True, wants_frontier=False)
-    search = CandidateSearch(staged_request, count, whole=[frontier], alone=(frontier, fastest))
+    asked = replace(request, may_take_stages=True, wants_frontier=False)
+    search = CandidateSearch(asked, count, whole=[frontier], alone=(frontier, fastest))
     search.search_unasked()
-    staged = search.frontier()
-    return None if staged is None else staged.at(request.limit_bytes)
+    found = search.frontier()
+    return None if found is None else found.at(request.limit_bytes)
 
 
 def _hardware_and_count(arguments: argparse.Namespace) -> tuple[Hardware, int]:

@@ -76,14 +76,14 @@ def result_text(setup: SearchSetup, result: Plan | Curve) -> str:
             f"seconds   {seconds}",
             *_operators_text(result),
             f"plan      {result.summary()}",
-            _peak_text(result, frontier),
+            _peak_told(result, frontier),
             *(f"note      {note}" for note in notes),
         ]
     )
     return "\n\n".join(filter(None, [text, result.stages_table()]))
 
 
-def _peak_text(plan: Plan, frontier: PlanFrontier) -> str:
+def _peak_told(plan: Plan, frontier: PlanFrontier) -> str:
     """Return a line with the plan's peak memory, by what it is used for, as far as that is known."""
     peak = None if plan.point is None else frontier.peak_json(plan.point)
     if peak is None:
