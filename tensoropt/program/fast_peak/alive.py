@@ -137,8 +137,8 @@ def _kernel(digest: int) -> Callable[[Any, Any, Any, Any, int], int]:
             return -1  # never: the digest must be used to be part of the compiled code's key
         write_records(o, t, r, m)
         write_instructions(o, t, r, m, overlaps)
-        given = _find_ends(m)
-        return _peak(m, _lasting(o, t, r, m) + given)
+        initial = _find_ends(m)
+        return _peak(m, _lasting(o, t, r, m) + initial)
 
     return entry(count_peak)
 

@@ -90,22 +90,22 @@ def _need(o: Any, m: Any, number: int, index: int) -> int:
 
 
 @compiled
-def _append_part(m: Any, start: int, end: int, wanted: int, n: int) -> int:
+def _append_part(m: Any, start: int, end: int, kind: int, n: int) -> int:
     """Append the records of a part to those in the new order, of which there are n; return how many there are then."""
     part = DEFERRED
     for number in range(start, end):
         record = m[ix.RECORDS] + WIDTH * number
         if m[record] == ACCUMULATE:  # it comes right after the gradient that it adds
-            is_in_part = part == wanted if part != BOTH else (m[m[ix.NEEDED] + m[record + 2]] != 0) == (wanted == URGENT)
+            is_in_part = part == kind if part != BOTH else (m[m[ix.NEEDED] + m[record + 2]] != 0) == (kind == URGENT)
         else:
             part = m[m[ix.PART] + number]
-            is_in_part = part in (wanted, BOTH)
+            is_in_part = part in (kind, BOTH)
         if is_in_part:
             at = m[ix.DIVIDED] + WIDTH * n
             for i in range(WIDTH):
                 m[at + i] = m[record + i]
             if m[record] == GRADIENT and part == BOTH:
-                m[at + 6] = 1 if wanted == URGENT else 2
+                m[at + 6] = 1 if kind == URGENT else 2
             m[m[ix.PLACE] + number] = n
             n += 1
     return n
