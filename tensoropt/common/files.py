@@ -244,8 +244,8 @@ def needing_folder(sentence: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        got, expected = f"{error.strerror} for '{error.filename}'", "a folder that can be written"
-        raise InputError(describe(sentence, got=got, expected=expected)) from error
+        reason, expected = f"{error.strerror} for '{error.filename}'", "a folder that can be written"
+        raise InputError(describe(sentence, got=reason, expected=expected)) from error
 
 
 def check_writable(file: str | os.PathLike[str], name: str) -> None:

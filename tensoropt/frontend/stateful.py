@@ -161,15 +161,15 @@ def has_only_an_effect(op: tf.Operation, returned: Collection[str]) -> bool:
     return not any(tensor.consumers() or tensor.name in returned for tensor in op.outputs)
 
 
-def left_out(where: str, what: str) -> InputError:
+def left_out(where: str, place: str) -> InputError:
     """Return the error that says that an effect on the world can't run as often as on one device.
 
     Args:
         where: the operator and its line.
-        what: where it is.
+        place: what it is in.
     """
     return InputError(
-        f"{where} can't be recorded: it has an effect on the world in {what}, which would be left out; do it after that, "
+        f"{where} can't be recorded: it has an effect on the world in {place}, which would be left out; do it after that, "
         "with the values that it needs, or outside of the step, as in a callback"
     )
 

@@ -42,10 +42,10 @@ class Counters:
         values = dict(self.starts)
         while True:
             static = follows_from(self.body, {self.body.inputs[k].name for k in values})
-            lost = [k for k in values if self.body.outputs[k].name not in static]
-            if not lost:
+            dynamic = [k for k in values if self.body.outputs[k].name not in static]
+            if not dynamic:
                 return values
-            for k in lost:
+            for k in dynamic:
                 del values[k]
 
     @cached_property

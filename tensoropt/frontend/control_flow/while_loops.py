@@ -272,10 +272,10 @@ class _Reader:
 
     def _check_states(self, body: Body, form: LoopForm) -> None:
         before = body.inputs[len(form.reads) : form.first_invariant]
-        for was, becomes in zip(before, body.outputs[len(form.writes) :], strict=True):
-            if was.shape != becomes.shape:
+        for start, end in zip(before, body.outputs[len(form.writes) :], strict=True):
+            if start.shape != end.shape:
                 raise InputError(
-                    f"{self.where} changes a variable from shape {list(was.shape)} to {list(becomes.shape)}, which "
+                    f"{self.where} changes a variable from shape {list(start.shape)} to {list(end.shape)}, which "
                     "can't be captured; expected the same shape in each trip"
                 )
 

@@ -115,9 +115,9 @@ class Flattener:
             user = next(iter(inner.consumers()), inner.op)
             layer = self.layer_of(user.name)
             # A model's layers are called once more when it is captured, so the operators' lines aren't those of the layers.
-            what = layer or f"{user.type} '{user.name}' ({source_line(user)})"
+            subject = layer or f"{user.type} '{user.name}' ({source_line(user)})"
             raise InputError(
-                f"{what} uses something of its own outside of the function that is no variable, such as an iterator or a "
+                f"{subject} uses something of its own outside of the function that is no variable, such as an iterator or a "
                 f"table ({user.type}); do that before the model, as by dataset.map(lambda x, y: (layer(x), y)), and "
                 "build the model for what it gives"
             )

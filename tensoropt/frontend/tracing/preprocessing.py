@@ -106,9 +106,9 @@ def find_preprocessing(
     fed += [tensor for op in ops for tensor in op.outputs if tensor.name in passed]
     for tensor in fed:
         if tensor.dtype == tf.string or not tensor.shape.is_fully_defined():
-            what = "text" if tensor.dtype == tf.string else f"a tensor of shape {tensor.shape}, as much as a text has,"
+            kind = "text" if tensor.dtype == tf.string else f"a tensor of shape {tensor.shape}, as much as a text has,"
             raise InputError(
-                f"{_where(flat, tensor.op)} gives {what} as a result of the model, which can't be split over devices; let "
+                f"{_where(flat, tensor.op)} gives {kind} as a result of the model, which can't be split over devices; let "
                 "the model give numbers of known shape, and turn them into others after predict"
             )
     run = [op for op in ops if op.name in inside and op.type != "Placeholder"]

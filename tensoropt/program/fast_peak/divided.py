@@ -135,10 +135,10 @@ def _put(m: Any, first: int, n: int) -> None:
 
 
 @compiled
-def _new_place(m: Any, record: int, start: int, n_urgent: int, added: int) -> int:
+def _new_place(m: Any, record: int, start: int, n_urgent: int, n_added: int) -> int:
     """Return the number of a record, or of its deferred part, after it was put in its new place."""
     place = m[m[ix.PLACE] + record]
-    return start + place + (added if place >= n_urgent else 0)
+    return start + place + (n_added if place >= n_urgent else 0)
 
 
 @compiled
@@ -168,11 +168,11 @@ def end_backward(o: Any, m: Any, start: int, index: int, first_gradient: int) ->
     send_back(o, m)
     if o[ix.IN_PASSES]:
         append_record(m, BEGIN_PASS, 0, 0, 0, 0, 0)
-    added = m[ix.N_RECORDS] - start - n_urgent
+    n_added = m[ix.N_RECORDS] - start - n_urgent
     _put(m, n_urgent, n - n_urgent)
     for i in range(o[ix.N_TENSORS]):
         last = m[m[ix.LAST_READ] + i]
         if last >= start:
-            m[m[ix.LAST_READ] + i] = _new_place(m, last, start, n_urgent, added)
+            m[m[ix.LAST_READ] + i] = _new_place(m, last, start, n_urgent, n_added)
     for i in range(first_gradient, m[ix.N_GRADIENTS]):
-        m[m[ix.WRITER] + i] = _new_place(m, m[m[ix.WRITER] + i], start, n_urgent, added)
+        m[m[ix.WRITER] + i] = _new_place(m, m[m[ix.WRITER] + i], start, n_urgent, n_added)
