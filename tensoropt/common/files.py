@@ -14,37 +14,37 @@ from .errors import InputError, cut, describe, short
 from .source_lines import running_line
 
 
-def path_text(path: object, what: str) -> str:
+def path_text(path: object, call: str) -> str:
     """Return a path as text.
 
     Args:
-        what: the call that takes the path, which the message names.
+        call: the one that takes the path, which the message names.
 
     Raises:
         InputError: ``path`` isn't a path.
     """
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
-        raise InputError(f"{what} ({running_line()}) takes the path of a file, got {short(path)}")
+        raise InputError(f"{call} ({running_line()}) takes the path of a file, got {short(path)}")
     return os.fsdecode(path)
 
 
-def write_atomically(file: str | os.PathLike[str], write: Callable[[Path], object], what: str) -> None:
+def write_atomically(file: str | os.PathLike[str], write: Callable[[Path], object], name: str) -> None:
     """Have ``write`` make a file beside the target, which then replaces the target.
 
     A link stays one: what it leads to is replaced. A device or a pipe, such as ``/dev/stdout``, is written to itself.
 
     Args:
-        what: the name of what is saved, for the message.
+        name: that of what is saved, for the message.
 
     Raises:
         InputError: the file can't be written.
     """
-    given = target = Path(file)
+    path = target = Path(file)
     if _is_written_to(target):
         try:
             write(target)
         except OSError as error:
-            raise InputError(f"{what} can't be saved as '{target}': {error.strerror}") from error
+            raise InputError(f"{name} can't be saved as '{target}': {error.strerror}") from error
         return
     if target.is_symlink():
         target = target.resolve()
@@ -53,7 +53,7 @@ def write_atomically(file: str | os.PathLike[str], write: Callable[[Path], objec
         write(partial)
         partial.replace(target)
     except OSError as error:
-        raise InputError(f"{what} can't be saved as '{given}': {error.strerror}") from error
+        raise InputError(f"{name} can't be saved as '{path}': {error.strerror}") from error
     finally:
         # After an interruption too; after a success the partial file no longer exists.
         with contextlib.suppress(OSError):
@@ -65,9 +65,9 @@ def _is_written_to(target: Path) -> bool:
     return target.exists() and not target.is_file() and not target.is_dir()
 
 
-def write_json(file: str | os.PathLike[str], value: dict[str, Any], what: str) -> None:
+def write_json(file: str | os.PathLike[str], value: dict[str, Any], name: str) -> None:
     """Write a JSON file; see :func:`write_atomically`."""
-    write_atomically(file, lambda partial: partial.write_text(json.dumps(value, indent=1) + "\n"), what)
+    write_atomically(file, lambda partial: partial.write_text(json.dumps(value, indent=1) + "\n"), name)
 
 
 def parse_json(data: bytes, any_number: bool = False) -> Any:
@@ -103,8 +103,8 @@ def parse_json(data: bytes, any_number: bool = False) -> Any:
     for _ in range(MOST_NESTED):
         if not level:
             return value
-        inside = [each.values() if type(each) is dict else each for each in level]
-        level = [inner for each in inside for inner in each if type(inner) is dict or type(inner) is list]
+        inside = [container.values() if type(container) is dict else container for container in level]
+        level = [inner for items in inside for inner in items if type(inner) is dict or type(inner) is list]
     if not level:
         return value
     raise JsonError(_TOO_DEEP)
@@ -153,18 +153,18 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise JsonError(f"{cut(twice, 60)}: occurs twice in one object, expected each field once")
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise JsonError(f"{cut(duplicate, 60)}: occurs twice in one object, expected each field once")
     return result
 
 
-def read_json(file: str | os.PathLike[str], what: str, format_name: str, version: int) -> dict[str, Any]:
+def read_json(file: str | os.PathLike[str], kind: str, format_name: str, version: int) -> dict[str, Any]:
     """Read a JSON file that states its own format and version.
 
     Raises:
         InputError: the file can't be read, is cut off, or has another format or version.
     """
-    return read_json_of(file, {what: (format_name, version)})[1]
+    return read_json_of(file, {kind: (format_name, version)})[1]
 
 
 def read_json_of(
@@ -181,9 +181,9 @@ def read_json_of(
     Raises:
         InputError: the file can't be read, is cut off, or has another format or version.
     """
-    what = " or a ".join(kinds)
-    named = f"{what} '{cut(file)}'" if len(kinds) == 1 else f"'{cut(file)}'"
-    path_text(file, f"load of a {what}")
+    kinds_text = " or a ".join(kinds)
+    named = f"{kinds_text} '{cut(file)}'" if len(kinds) == 1 else f"'{cut(file)}'"
+    path_text(file, f"load of a {kinds_text}")
     try:
         data = Path(file).read_bytes()
         value = parse_json(data)
@@ -191,11 +191,11 @@ def read_json_of(
         raise InputError(f"{named} can't be read: {error.strerror}") from error
     except ValueError as error:  # a path with a zero byte is one too
         raise InputError(f"{named} is not whole JSON ({cut(error)}); save it again with {next(iter(kinds))}.save") from error
-    got = value.get("format") if isinstance(value, dict) else type(value).__name__
-    kind = next((name for name, (format_name, _) in kinds.items() if format_name == got), None)
+    stated = value.get("format") if isinstance(value, dict) else type(value).__name__
+    kind = next((name for name, (format_name, _) in kinds.items() if format_name == stated), None)
     if kind is None:
         expected = " or ".join(repr(format_name) for format_name, _ in kinds.values())
-        raise InputError(f"'{cut(file)}' is not a {what}: got format {short(got)}, expected {expected}")
+        raise InputError(f"'{cut(file)}' is not a {kinds_text}: got format {short(stated)}, expected {expected}")
     version = kinds[kind][1]
     if value.get("version") != version or isinstance(value["version"], bool):
         raise InputError(
@@ -211,7 +211,7 @@ DAMAGE = (KeyError, ValueError, TypeError, IndexError, AttributeError, Arithmeti
 
 
 @contextlib.contextmanager
-def reading_value(what: str, file: str | os.PathLike[str]) -> Iterator[None]:
+def reading_value(kind: str, file: str | os.PathLike[str]) -> Iterator[None]:
     """Turn errors that show a damaged file into one sentence, while the file's value is read.
 
     Raises:
@@ -220,7 +220,7 @@ def reading_value(what: str, file: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except DAMAGE as error:
-        raise InputError(f"{what} '{cut(file)}' is damaged ({type(error).__name__}: {cut(error)}); save it again") from error
+        raise InputError(f"{kind} '{cut(file)}' is damaged ({type(error).__name__}: {cut(error)}); save it again") from error
 
 
 def name_in_file(value: object) -> str:
@@ -235,7 +235,7 @@ def name_in_file(value: object) -> str:
 
 
 @contextlib.contextmanager
-def needing_folder(what: str) -> Iterator[None]:
+def needing_folder(sentence: str) -> Iterator[None]:
     """Refuse, by a sentence on what can't be done then, a folder that can't be made or written within this context.
 
     Raises:
@@ -244,11 +244,11 @@ def needing_folder(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        got, expected = f"{error.strerror} for '{error.filename}'", "a folder that can be written"
-        raise InputError(describe(what, got=got, expected=expected)) from error
+        reason, expected = f"{error.strerror} for '{error.filename}'", "a folder that can be written"
+        raise InputError(describe(sentence, got=reason, expected=expected)) from error
 
 
-def check_writable(file: str | os.PathLike[str], what: str) -> None:
+def check_writable(file: str | os.PathLike[str], name: str) -> None:
     """Refuse, before long work, a file that couldn't be written after it.
 
     Raises:
@@ -256,11 +256,11 @@ def check_writable(file: str | os.PathLike[str], what: str) -> None:
     """
     target = Path(file)
     if target.is_dir():
-        raise InputError(f"{what} can't be saved as '{target}': that is a folder; give a file's name")
+        raise InputError(f"{name} can't be saved as '{target}': that is a folder; give a file's name")
     if _is_written_to(target):
         return
     folder = (target.resolve() if target.is_symlink() else target).parent
     if not folder.is_dir():
-        raise InputError(f"{what} can't be saved as '{target}': there is no folder '{folder}'; make it first")
+        raise InputError(f"{name} can't be saved as '{target}': there is no folder '{folder}'; make it first")
     if not os.access(folder, os.W_OK):
-        raise InputError(f"{what} can't be saved as '{target}': folder '{folder}' can't be written")
+        raise InputError(f"{name} can't be saved as '{target}': folder '{folder}' can't be written")

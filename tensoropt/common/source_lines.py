@@ -65,9 +65,9 @@ def line_at(called: str, frame: FrameType) -> str:
     """
     if called:
         return called
-    for each in _outwards(frame):
-        if _kind(each.f_code.co_filename) == _USERS:
-            return f"{os.path.basename(each.f_code.co_filename)}:{each.f_lineno}"
+    for caller in _outwards(frame):
+        if _kind(caller.f_code.co_filename) == _USERS:
+            return f"{os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno}"
     return "an unknown line"
 
 
@@ -112,17 +112,17 @@ _OURS, _USERS, _LIBRARY = "ours", "user's", "library"
 def code_location(frame: FrameType | None) -> CodeLocation:
     """Return where a thread is, given its innermost frame; frames of libraries are skipped, and only their callers count."""
     innermost, line, call, outermost_call = "", "", "", ""
-    for each in _outwards(frame):
-        kind = _kind(each.f_code.co_filename)
+    for caller in _outwards(frame):
+        kind = _kind(caller.f_code.co_filename)
         if kind == _LIBRARY:
             continue
         innermost = innermost or kind
         if kind == _OURS:
-            if each.f_code.co_name == "__getattribute__":
+            if caller.f_code.co_name == "__getattribute__":
                 continue  # on the way to a property, by whose name the user called it
-            call = outermost_call = each.f_code.co_name
+            call = outermost_call = caller.f_code.co_name
             continue
-        at = f"{os.path.basename(each.f_code.co_filename)}:{each.f_lineno}"
+        at = f"{os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno}"
         line = line or at
         if call:
             outermost_call, call = f"{call} at {at}", ""
@@ -131,17 +131,17 @@ def code_location(frame: FrameType | None) -> CodeLocation:
 
 def is_reading(frame: FrameType | None) -> bool:
     """Return whether a thread in a call of TensorOpt, given its innermost frame, waits for an element of a dataset."""
-    for each in _outwards(frame):
-        if _kind(each.f_code.co_filename) != _LIBRARY:
+    for caller in _outwards(frame):
+        if _kind(caller.f_code.co_filename) != _LIBRARY:
             return False
-        if _DATASETS in each.f_code.co_filename:
+        if _DATASETS in caller.f_code.co_filename:
             return True
     return False
 
 
 def is_in_dataset() -> bool:
     """Return whether a function of a dataset is being traced."""
-    return any(_DATASETS in each.f_code.co_filename for each in _outwards(sys._getframe()))
+    return any(_DATASETS in frame.f_code.co_filename for frame in _outwards(sys._getframe()))
 
 
 def called_back_line(frame: FrameType | None) -> str:
@@ -150,15 +150,15 @@ def called_back_line(frame: FrameType | None) -> str:
     Such code makes data: a generator, a ``py_function``, a ``PyDataset``. Neither calls threads that the user starts.
     """
     line = ""
-    for each in _outwards(frame):
-        filename = each.f_code.co_filename
+    for caller in _outwards(frame):
+        filename = caller.f_code.co_filename
         kind = _kind(filename)
         if line and any(part in filename for part in _PACKAGES):
             return line
         if not line and kind == _OURS:
             return ""
         if not line and kind == _USERS:
-            line = f"{os.path.basename(filename)}:{each.f_lineno}"
+            line = f"{os.path.basename(filename)}:{caller.f_lineno}"
     return ""
 
 

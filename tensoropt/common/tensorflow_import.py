@@ -79,15 +79,15 @@ def _quiet() -> Iterator[None]:
         yield
         return
     sys.stderr.flush()
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as written, os.fdopen(kept, "w") as terminal:
+    descriptor = os.dup(2)
+    with tempfile.TemporaryFile() as written, os.fdopen(descriptor, "w") as terminal:
         os.dup2(written.fileno(), 2)
         display = Display(_is_first(), stream=terminal if sys.stderr is sys.__stderr__ else None)
         try:
             with display.phase("import of TensorFlow"):
                 yield
         finally:
-            os.dup2(kept, 2)
+            os.dup2(descriptor, 2)
             written.seek(0)
             for line in written.read().decode(errors="replace").splitlines():
                 if not any(noise in line for noise in _NOISE):

@@ -45,13 +45,13 @@ def timeout_s() -> float:
     Raises:
         InputError: the value isn't a number, or isn't above 0.
     """
-    given = os.environ.get(TIMEOUT, str(DEFAULT_TIMEOUT_S))
+    text = os.environ.get(TIMEOUT, str(DEFAULT_TIMEOUT_S))
     try:
-        seconds = float(given)
+        seconds = float(text)
     except ValueError:
         seconds = math.nan
     if not seconds > 0:
-        raise InputError(f"{TIMEOUT} is how many seconds a rank waits for others, a number above 0, got {given!r}")
+        raise InputError(f"{TIMEOUT} is how many seconds a rank waits for others, a number above 0, got {text!r}")
     return seconds
 
 
@@ -78,22 +78,22 @@ class ChainState:
         self.since_s = None
 
 
-def tell_of(target: object, waiting: ChainState, names: Iterable[str]) -> None:
-    """Wrap methods of one object, by name, so that ``waiting`` shows each call.
+def tell_of(target: object, state: ChainState, names: Iterable[str]) -> None:
+    """Wrap methods of one object, by name, so that ``state`` shows each call.
 
     Only these methods are wrapped: the calls of steps, which note more, pay nothing for it.
     """
     for name in names:
-        setattr(target, name, _telling(getattr(target, name), waiting, name))
+        setattr(target, name, _telling(getattr(target, name), state, name))
 
 
-def _telling(method: Callable[..., Any], waiting: ChainState, what: str) -> Callable[..., Any]:
+def _telling(method: Callable[..., Any], state: ChainState, name: str) -> Callable[..., Any]:
     def telling(*arguments: Any, **named: Any) -> Any:
-        waiting.begin(what)
+        state.begin(name)
         try:
             return method(*arguments, **named)
         finally:
-            waiting.end()
+            state.end()
 
     return telling
 
@@ -175,21 +175,21 @@ def verdict(waited: LongWait, reports: Mapping[int, Report], timeout_s: float, i
             differing.append(f"rank {rank} is {_doing(answer)}")
     if is_excused and not is_over:
         return None
-    found = missing or differing
-    if (not found and waited.may_compute) or (is_deadlock_only and not (differing and is_deadlock)):
+    causes = missing or differing
+    if (not causes and waited.may_compute) or (is_deadlock_only and not (differing and is_deadlock)):
         return None
-    who = "; ".join(found) or "all ranks have come to it, so the connection between them is what is slow"
+    cause = "; ".join(causes) or "all ranks have come to it, so the connection between them is what is slow"
     call = f", in {own.call}" if own.call else ""
     return (
-        f"rank {waited.rank} has waited for {waited.seconds:.0f} s in {own.what[chain]}{call}: {who}. All ranks must make "
+        f"rank {waited.rank} has waited for {waited.seconds:.0f} s in {own.what[chain]}{call}: {cause}. All ranks must make "
         f"the same calls{'' if is_deadlock_only else f'; {TIMEOUT}=SECONDS lets ranks wait for longer'}"
     )
 
 
 def silent(rank: int, report: Report) -> str:
     """Return the text about a rank that doesn't answer, with its last known place."""
-    known = _doing(report.answer) if report.answer is not None else f"in {report.last_call}" if report.last_call else ""
-    return f"rank {rank} hasn't answered for {report.silent_s:.0f} s{'; it was last known ' if known else ''}{known}"
+    place = _doing(report.answer) if report.answer is not None else f"in {report.last_call}" if report.last_call else ""
+    return f"rank {rank} hasn't answered for {report.silent_s:.0f} s{'; it was last known ' if place else ''}{place}"
 
 
 def _doing(answer: RankReport) -> str:
@@ -203,7 +203,7 @@ def _differs(answer: RankReport, own: RankReport, chain: int) -> bool:
 
     It is in another collective, or in none, or has gone on to another call.
     """
-    both = ((each.begun[chain], each.what[chain], _name(each.call)) for each in (answer, own))
+    both = ((report.begun[chain], report.what[chain], _name(report.call)) for report in (answer, own))
     return next(both) != next(both)
 
 

@@ -63,12 +63,12 @@ def can_be_sent(value: object) -> bool:
 
 
 @contextlib.contextmanager
-def started_early(n: int, needed: str) -> Iterator[None]:
+def started_early(n: int, preload: str) -> Iterator[None]:
     """Start workers for :func:`results` in this context, which import a module meanwhile; end those that are left."""
     try:
         for _ in range(n):
             with contextlib.suppress(OSError):
-                _EARLY.append(_start(needed))
+                _EARLY.append(_start(preload))
         yield
     finally:
         while _EARLY:
@@ -206,10 +206,10 @@ def results(
             yield calls.next_result()
 
 
-def _start(needed: str) -> subprocess.Popen[bytes]:
+def _start(preload: str) -> subprocess.Popen[bytes]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_MPI)}
     environment |= dict.fromkeys(_ONE, "1") | {"CUDA_VISIBLE_DEVICES": ""}
-    code = _START.format(path=list(map(str, sys.path)), module=__name__, needed=needed)
+    code = _START.format(path=list(map(str, sys.path)), module=__name__, needed=preload)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     return subprocess.Popen([sys.executable, "-c", code], env=environment, **pipes)  # type: ignore[call-overload]
 
@@ -232,17 +232,17 @@ def _receive(stream: IO[bytes]) -> bytes:
     return payload
 
 
-def serve(needed: str) -> None:
+def serve(preload: str) -> None:
     """Be a worker: import a module, call what comes in, and send what is returned, until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print is no answer
-    given, due = SimpleQueue[bytes](), 0.0
+    tasks, due = SimpleQueue[bytes](), 0.0
 
     def read() -> None:
         while True:
             try:
-                given.put(_receive(sys.stdin.buffer))
+                tasks.put(_receive(sys.stdin.buffer))
             except EOFError:
                 os._exit(0)
 
@@ -254,14 +254,14 @@ def serve(needed: str) -> None:
 
     threading.Thread(target=read, daemon=True).start()
     with nothing_collected():
-        importlib.import_module(needed)
+        importlib.import_module(preload)
         gc.freeze()
     while True:
-        function, arguments = pickle.loads(given.get())
+        function, arguments = pickle.loads(tasks.get())
         try:
-            said = _ENDED, function(*arguments, report)
+            reply = _ENDED, function(*arguments, report)
         except MemoryError:  # fewer workers may have enough
             os._exit(1)
         except Exception as error:
-            said = _RAISED, error
-        _send(answers, pickle.dumps(said))
+            reply = _RAISED, error
+        _send(answers, pickle.dumps(reply))

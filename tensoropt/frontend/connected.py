@@ -25,9 +25,9 @@ from .gradient_function import GradientFunction, call_gradient, is_custom_gradie
 
 _HANDLES = (tf.resource, tf.variant)
 
-_GIVEN: dict[tuple[object, ...], frozenset[int]] = {}
-"""To which inputs the gradient functions of operators have given a gradient, by what makes operators alike."""
-_MOST_GIVEN = 4096
+_INDICES: dict[tuple[object, ...], frozenset[int]] = {}
+"""The inputs to which the gradient functions of operators give a gradient, by what makes operators alike."""
+_MOST_KINDS = 4096
 
 
 def custom_gradients(graph: tf.Graph) -> dict[str, GradientFunction]:
@@ -71,8 +71,8 @@ class GradientWalk:
     def _reached(self, variables: Iterable[str]) -> set[str]:
         """Return the names of the operators that depend on the variables by way of tensors that carry gradients."""
         starts = [self.graph.get_operation_by_name(name) for name in variables]
-        found = reached(starts, lambda op: [each for t in op.outputs if carries_gradient(t.dtype) for each in t.consumers()])
-        return {op.name for op in found}
+        ops = reached(starts, lambda op: [user for t in op.outputs if carries_gradient(t.dtype) for user in t.consumers()])
+        return {op.name for op in ops}
 
     def _indices(self, op: tf.Operation) -> Iterable[int]:
         """Return the input positions to which an operator's gradient function gives a gradient, from any of its results."""
@@ -84,12 +84,12 @@ class GradientWalk:
         types = (tuple(tensor.dtype for tensor in op.inputs), tuple(tensor.dtype for tensor in op.outputs))
         attributes = sorted((key, value.SerializeToString()) for key, value in op.node_def.attr.items() if key[0] != "_")
         key = (op.type, repr(attributes), types)
-        found = _GIVEN.get(key)
-        if found is None:
-            if len(_GIVEN) >= _MOST_GIVEN:
-                _GIVEN.clear()
-            found = _GIVEN[key] = frozenset(self._ask(op))
-        return found
+        indices = _INDICES.get(key)
+        if indices is None:
+            if len(_INDICES) >= _MOST_KINDS:
+                _INDICES.clear()
+            indices = _INDICES[key] = frozenset(self._ask(op))
+        return indices
 
     def _ask(self, op: tf.Operation) -> Iterable[int]:
         every = range(len(op.inputs))
@@ -105,5 +105,5 @@ class GradientWalk:
             return ()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Converting sparse IndexedSlices")
-            _, _, found = call_gradient(op, function)
-        return [index for index, gradient in zip(every, found, strict=False) if gradient is not None]
+            _, _, gradients = call_gradient(op, function)
+        return [index for index, gradient in zip(every, gradients, strict=False) if gradient is not None]

@@ -52,8 +52,8 @@ class Dilated:
         if attributes["padding"] == "EXPLICIT":
             attributes["explicit_paddings"] = [0, 0, *(rows for pair in self.paddings for rows in pair), 0, 0]
         inputs = importer.operand(self.batches.inputs[0]), importer.operand(op.inputs[1])
-        made = Tensor(result.name, tuple(result.shape.as_list()), result.dtype.base_dtype.name)
-        return Operator(self.back.name, op.type, inputs, (made,), attrs=attributes, source=importer.line(op))
+        output = Tensor(result.name, tuple(result.shape.as_list()), result.dtype.base_dtype.name)
+        return Operator(self.back.name, op.type, inputs, (output,), attrs=attributes, source=importer.line(op))
 
     @property
     def _is_same(self) -> bool:
@@ -75,31 +75,31 @@ def find_dilated(ops: Iterable[tf.Operation], value: Value, apart: Iterable[tf.O
         value: returns the value of a tensor that follows from constants and shapes alone, else None.
         apart: operators that must be imported as they are.
     """
-    kept = {op.name for op in apart}
-    found = (_dilated(op, value) for op in ops if op.type == "BatchToSpaceND")
-    return {each.back.name: each for each in found if each and not {each.batches.name, each.convolution.name} & kept}
+    names = {op.name for op in apart}
+    candidates = (_dilated(op, value) for op in ops if op.type == "BatchToSpaceND")
+    return {conv.back.name: conv for conv in candidates if conv and not {conv.batches.name, conv.convolution.name} & names}
 
 
 def _dilated(back: tf.Operation, value: Value) -> Dilated | None:
     convolution = back.inputs[0].op
     batches = convolution.inputs[0].op if convolution.type in _FORMATS else back
-    three = batches, convolution, back
-    if batches.type != "SpaceToBatchND" or any(op.control_inputs for op in three):
+    ops = batches, convolution, back
+    if batches.type != "SpaceToBatchND" or any(op.control_inputs for op in ops):
         return None
-    if any(len(op.outputs[0].consumers()) != 1 for op in three[:2]) or not _is_plain(convolution):
+    if any(len(op.outputs[0].consumers()) != 1 for op in ops[:2]) or not _is_plain(convolution):
         return None
     shapes = [value(tensor) for tensor in (*batches.inputs[1:], *back.inputs[1:])]
-    if any(each is None for each in shapes) or not back.outputs[0].shape.is_fully_defined():
+    if any(shape is None for shape in shapes) or not back.outputs[0].shape.is_fully_defined():
         return None
-    block, paddings, same_block, crops = (np.asarray(each) for each in shapes)
+    block, paddings, same_block, crops = (np.asarray(shape) for shape in shapes)
     n_spatial = len(_FORMATS[convolution.type]) - 2
     if len(block) > n_spatial or not np.array_equal(block, same_block):
         return None
     missing = n_spatial - len(block)
     rows = np.concatenate([paddings - crops, np.zeros((missing, 2), paddings.dtype)]).tolist()
     rates = (*block.tolist(), *[1] * missing)
-    made = Dilated(batches, convolution, back, rates, tuple((before, after) for before, after in rows))
-    return made if made.can_be_one else None
+    dilated = Dilated(batches, convolution, back, rates, tuple((before, after) for before, after in rows))
+    return dilated if dilated.can_be_one else None
 
 
 def _is_plain(op: tf.Operation) -> bool:

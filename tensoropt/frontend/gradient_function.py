@@ -31,35 +31,35 @@ class GradientFunction:
 
     Attributes:
         graph: the traced function.
-        given: for each result of the operator the placeholder of its gradient, None where it can't have one.
+        placeholders: for each result of the operator the placeholder of its gradient, None where it can't have one.
         read: the tensors outside that the function reads, each with the tensor that stands for it in the graph.
         gradients: for each input of the operator its gradient, None where there is none.
     """
 
     graph: tf.Graph
-    given: tuple[tf.Tensor | None, ...]
+    placeholders: tuple[tf.Tensor | None, ...]
     read: tuple[tuple[tf.Tensor, tf.Tensor], ...]
     gradients: tuple[tf.Tensor | None, ...]
 
-    def emit(self, given: Sequence[tf.Tensor | None], read: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
+    def emit(self, result_gradients: Sequence[tf.Tensor | None], read: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
         """Copy the function into the default graph and return the gradients of the operator's inputs.
 
         Args:
-            given: the gradients of the operator's results.
+            result_gradients: the gradients of the operator's results.
             read: the counterparts of the tensors outside that the function reads.
         """
-        made: dict[str, tf.Tensor] = {}
-        for placeholder, gradient in zip(self.given, given, strict=True):
+        tensors: dict[str, tf.Tensor] = {}
+        for placeholder, gradient in zip(self.placeholders, result_gradients, strict=True):
             if placeholder is not None:
-                made[placeholder.name] = tf.zeros(placeholder.shape, placeholder.dtype) if gradient is None else gradient
-        made.update({inner.name: tensor for (_, inner), tensor in zip(self.read, read, strict=True)})
+                tensors[placeholder.name] = tf.zeros(placeholder.shape, placeholder.dtype) if gradient is None else gradient
+        tensors.update({inner.name: tensor for (_, inner), tensor in zip(self.read, read, strict=True)})
         for op in self.graph.get_operations():
-            if not (op.outputs and op.outputs[0].name in made):
-                inputs = [made[tensor.name] for tensor in op.inputs]
+            if not (op.outputs and op.outputs[0].name in tensors):
+                inputs = [tensors[tensor.name] for tensor in op.inputs]
                 # Gradients of gradients aren't needed.
                 results = inputs if is_custom_gradient(op) else copy_operator(op, inputs)
-                made.update({tensor.name: result for tensor, result in zip(op.outputs, results, strict=True)})
-        return [None if gradient is None else made[gradient.name] for gradient in self.gradients]
+                tensors.update({tensor.name: result for tensor, result in zip(op.outputs, results, strict=True)})
+        return [None if gradient is None else tensors[gradient.name] for gradient in self.gradients]
 
 
 def is_custom_gradient(op: tf.Operation) -> bool:
@@ -74,11 +74,11 @@ def trace_gradient(op: tf.Operation) -> GradientFunction:
         InputError: the function contains something that can't be captured.
     """
     where = f"the custom gradient '{op.name}' ({source_line(op)})"
-    graph, given, found = call_gradient(op, framework_ops.get_gradient_function(op))
+    graph, placeholders, results = call_gradient(op, framework_ops.get_gradient_function(op))
     with graph.as_default():
-        gradients = tuple(None if each is None else tf.convert_to_tensor(each) for each in found)
+        gradients = tuple(None if gradient is None else tf.convert_to_tensor(gradient) for gradient in results)
     for inner in graph.get_operations():
-        if has_only_an_effect(inner, [each.name for each in gradients if each is not None]):
+        if has_only_an_effect(inner, [gradient.name for gradient in gradients if gradient is not None]):
             raise left_out(f"{inner.type} '{inner.name}' ({source_line(inner)})", "a custom gradient")
         if any(attr.type in ("func", "list(func)") for attr in inner.op_def.attr):
             raise InputError(
@@ -88,7 +88,7 @@ def trace_gradient(op: tf.Operation) -> GradientFunction:
     if len(gradients) != len(op.inputs):
         raise InputError(f"{where} returns {len(gradients)} gradients for {len(op.inputs)} inputs; return one for each")
     read = tuple((_in_graph(op.graph, outer), inner) for outer, inner in graph.captures)
-    return GradientFunction(graph, given, read, gradients)
+    return GradientFunction(graph, placeholders, read, gradients)
 
 
 def call_gradient(
@@ -103,12 +103,12 @@ def call_gradient(
     with op.graph.as_default():
         graph = FuncGraph("gradient")
     with graph.as_default():
-        given = tuple(
+        placeholders = tuple(
             tf.compat.v1.placeholder(tensor.dtype, tensor.shape) if carries_gradient(tensor.dtype) else None
             for tensor in op.outputs
         )
-        found = function(op, *given)
-    return graph, given, found if isinstance(found, (list, tuple)) else [found]
+        gradients = function(op, *placeholders)
+    return graph, placeholders, gradients if isinstance(gradients, (list, tuple)) else [gradients]
 
 
 def _in_graph(source: tf.Graph, tensor: Any) -> tf.Tensor:
@@ -129,5 +129,5 @@ def copy_operator(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tens
     attributes = {key: value for key, value in op.node_def.attr.items() if key not in ("_class", "_output_shapes")}
     kinds = [tensor.dtype for tensor in op.outputs]
     graph = tf.compat.v1.get_default_graph()
-    made = graph._create_op_internal(op.type, list(inputs), kinds, name=op.name, attrs=attributes, op_def=op.op_def)
-    return list(made.outputs)
+    copy = graph._create_op_internal(op.type, list(inputs), kinds, name=op.name, attrs=attributes, op_def=op.op_def)
+    return list(copy.outputs)

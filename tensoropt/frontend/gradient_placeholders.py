@@ -23,8 +23,8 @@ Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
 
 
 @dataclass(frozen=True, eq=False)
-class Taken:
-    """Gradients that were taken of a loss.
+class LossGradients:
+    """The gradients of a loss.
 
     Attributes:
         loss: a scalar.
@@ -44,7 +44,7 @@ class Taken:
 
     def has(self, op: tf.Operation) -> bool:
         """Return whether an operator is one of the placeholders."""
-        rows = [tensor for each in self.rows if each is not None for tensor in (each.values, each.indices)]
+        rows = [tensor for slices in self.rows if slices is not None for tensor in (slices.values, slices.indices)]
         return any(tensor.op is op for tensor in (*self.dense, *rows))
 
     def use_own(self) -> None:
@@ -54,15 +54,15 @@ class Taken:
             pairs = [(dense, own)] if rows is None else [(rows.values, own.values), (rows.indices, own.indices)]
             for placeholder, tensor in pairs:
                 for op in placeholder.consumers():
-                    for place, each in enumerate(op.inputs):
-                        if each is placeholder:
+                    for place, operand in enumerate(op.inputs):
+                        if operand is placeholder:
                             op._update_input(place, tensor)
 
     def gradients_of(self, variables: Iterable[tf.Variable]) -> list[Gradient]:
         """Return the gradients with respect to variables, as TensorFlow gives them: None for one without."""
-        known = zip(self.variables, self.dense, self.rows, strict=True)
-        found = {id(variable): dense if rows is None else rows for variable, dense, rows in known}
-        return [found.get(id(variable)) for variable in variables]
+        triples = zip(self.variables, self.dense, self.rows, strict=True)
+        gradients = {id(variable): dense if rows is None else rows for variable, dense, rows in triples}
+        return [gradients.get(id(variable)) for variable in variables]
 
     def check_rows(self) -> None:
         """Check that gradients that are rows go to an optimizer as they are.
@@ -79,44 +79,44 @@ def placeholders(
     loss: tf.Tensor,
     variables: Sequence[tf.Variable],
     handles: Sequence[tf.Tensor | None],
-    passed: Differentiated,
+    reach: Differentiated,
     has_own: bool = False,
-) -> Taken:
+) -> LossGradients:
     """Return placeholders for the gradients of a loss.
 
     Args:
         handles: for each variable its handle in the graph; None if the graph doesn't use it.
-        passed: where the gradients go.
+        reach: where the gradients go.
         has_own: whether TensorFlow's own gradients are made, too.
     """
-    ways = [_way(handle, passed) for handle in handles]
-    known = {id(each): (each, way) for each, way in zip(variables, ways, strict=True) if way}
-    used = tuple(variable for variable, _ in known.values())
+    ways = [_way(handle, reach) for handle in handles]
+    pairs = {id(variable): (variable, way) for variable, way in zip(variables, ways, strict=True) if way}
+    used = tuple(variable for variable, _ in pairs.values())
     own = _own(loss, used) if has_own else None
     dense = [_placeholder(variable.dtype, variable.shape) for variable in used]
-    kinds = [tf.int32] * len(used) if own is None else [getattr(each, "indices", each).dtype for each in own]
+    kinds = [tf.int32] * len(used) if own is None else [getattr(gradient, "indices", gradient).dtype for gradient in own]
     rows = [
-        _rows(variable, kind) if way == "rows" else None for (variable, way), kind in zip(known.values(), kinds, strict=True)
+        _rows(variable, kind) if way == "rows" else None for (variable, way), kind in zip(pairs.values(), kinds, strict=True)
     ]
-    return Taken(loss, used, tuple(dense), tuple(rows), running_line(), own)
+    return LossGradients(loss, used, tuple(dense), tuple(rows), running_line(), own)
 
 
 def _own(loss: tf.Tensor, variables: Sequence[tf.Variable]) -> tuple[tf.Tensor | tf.IndexedSlices, ...]:
     graph = loss.graph
     start = len(graph.get_operations())
-    found = tf.gradients(loss, list(variables))
+    gradients = tf.gradients(loss, list(variables))
     for op in graph.get_operations()[start:]:
         op._set_attr(SPARE_ATTRIBUTE, tf.compat.v1.AttrValue(b=True))
-    return tuple(found)
+    return tuple(gradients)
 
 
-def _way(handle: tf.Tensor | None, passed: Differentiated) -> str:
+def _way(handle: tf.Tensor | None, reach: Differentiated) -> str:
     """Return how a gradient comes to a variable: "" for not at all, "rows" from lookups alone, else "dense"."""
-    if handle is None or handle.name not in passed.tensors:
+    if handle is None or handle.name not in reach.tensors:
         return ""
-    readers = [op for op in handle.consumers() if op.name in passed.operands]
+    readers = [op for op in handle.consumers() if op.name in reach.operands]
     users = [user for op in readers for user in ([op] if op.type == "ResourceGather" else op.outputs[0].consumers())]
-    users = [op for op in users if op.name in passed.operands]
+    users = [op for op in users if op.name in reach.operands]
     return "rows" if users and all(op.type in ("ResourceGather", "GatherV2") for op in users) else "dense"
 
 
@@ -126,34 +126,34 @@ def _rows(variable: tf.Variable, kind: tf.DType) -> tf.IndexedSlices:
 
 
 def _placeholder(dtype: tf.DType, shape: Any) -> tf.Tensor:
-    made = tf.compat.v1.placeholder(dtype, shape, name="gradient")
-    made.op._set_attr(GRADIENT_ATTRIBUTE, tf.compat.v1.AttrValue(b=True))
-    return made
+    placeholder = tf.compat.v1.placeholder(dtype, shape, name="gradient")
+    placeholder.op._set_attr(GRADIENT_ATTRIBUTE, tf.compat.v1.AttrValue(b=True))
+    return placeholder
 
 
 def assign_gradients(
-    pairs: Sequence[tuple[Any, Any]], taken: Sequence[Taken], number: int, line: str
+    pairs: Sequence[tuple[Any, Any]], all_gradients: Sequence[LossGradients], number: int, line: str
 ) -> tuple[tf.Operation, ...]:
     """Return assignments of gradients to variables, which stand for an optimizer's updates.
 
     Args:
         pairs: pairs of a gradient and a variable, the user's or Keras's.
-        taken: all gradients of the graph.
+        all_gradients: those of the graph.
         number: the index of the application of an optimizer.
 
     Raises:
         InputError: a gradient is rows that the graph has computed.
     """
-    twins = {id(rows): dense for each in taken for rows, dense in zip(each.rows, each.dense, strict=True)}
+    twins = {id(rows): dense for of_loss in all_gradients for rows, dense in zip(of_loss.rows, of_loss.dense, strict=True)}
     assigns = []
-    for gradient, each in pairs:
-        variable = variable_of(each)
+    for gradient, source in pairs:
+        variable = variable_of(source)
         tensor = twins.get(id(gradient), gradient)
         if variable is None or isinstance(tensor, tf.IndexedSlices):
-            raise _refused_rows(each, line)
-        assigned = tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tensor)
-        mark_update(assigned, number)
-        assigns.append(assigned)
+            raise _refused_rows(source, line)
+        assignment = tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tensor)
+        mark_update(assignment, number)
+        assigns.append(assignment)
     return tuple(assigns)
 
 
@@ -169,8 +169,8 @@ def update_of(assignment: tf.Operation) -> int:
 
 def variable_of(source: Any) -> tf.Variable | None:
     """Return the TensorFlow variable that is meant by one of TensorFlow's or Keras's; None if it is no variable."""
-    found = source if isinstance(source, tf.Variable) else getattr(source, "_value", None)
-    return found if isinstance(found, tf.Variable) else None
+    variable = source if isinstance(source, tf.Variable) else getattr(source, "_value", None)
+    return variable if isinstance(variable, tf.Variable) else None
 
 
 def _refused_rows(variable: Any, line: str) -> InputError:
@@ -188,5 +188,5 @@ def is_pending(op: tf.Operation) -> bool:
 
 def pending_on(op: tf.Operation) -> tf.Operation | None:
     """Return a placeholder of a gradient that an operator is or needs; None if there is none."""
-    behind = reached([op], lambda at: [each.op for each in at.inputs])
-    return next((each for each in behind if GRADIENT_ATTRIBUTE in each.node_def.attr), None)
+    behind = reached([op], lambda at: [tensor.op for tensor in at.inputs])
+    return next((source for source in behind if GRADIENT_ATTRIBUTE in source.node_def.attr), None)

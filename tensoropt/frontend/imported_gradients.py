@@ -19,14 +19,14 @@ class ImportedGradients:
     """The gradients of one recorded graph.
 
     Attributes:
-        taken: the gradients that the graph computes with, by name.
+        gradients: those that the graph computes with, by name.
         custom: the traced gradient functions of custom gradients, by operator name.
         aliases: recorded tensor names that mean another tensor.
         line: returns the line of the user's code that made an operator.
     """
 
     recorded: tf.Graph
-    taken: Mapping[str, RecordedGradients]
+    gradients: Mapping[str, RecordedGradients]
     custom: Mapping[str, GradientFunction]
     aliases: Mapping[str, str]
     line: Callable[[tf.Operation], str]
@@ -35,9 +35,9 @@ class ImportedGradients:
     _passed: dict[tuple[str, tuple[str, ...]], Differentiated] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for each in self.taken.values():
-            pairs = zip(each.results, each.variables, strict=True)
-            self._of.update((gradient.op.name, (each.name, variable)) for gradient, variable in pairs)
+        for gradients in self.gradients.values():
+            pairs = zip(gradients.results, gradients.variables, strict=True)
+            self._of.update((gradient.op.name, (gradients.name, variable)) for gradient, variable in pairs)
 
     def __contains__(self, name: str) -> bool:
         """Return whether an operator of this name stands for a gradient."""
@@ -46,14 +46,14 @@ class ImportedGradients:
     def operator(self, op: tf.Operation, result: Tensor) -> Operator:
         """Return the imported operator of a gradient, given the one that stands for it."""
         name, variable = self._of[op.name]
-        attributes = {"of": name, "at": self._sources_of(self.taken[name])[variable]}
+        attributes = {"of": name, "at": self._sources_of(self.gradients[name])[variable]}
         return Operator(op.name, GRADIENT, (), (result,), {}, attributes, variable, source=self.line(op))
 
     def imported(self, operand: Callable[[tf.Tensor], Tensor]) -> dict[str, Gradients]:
         """Return the gradients in terms of the imported graph; ``operand`` returns a tensor's counterpart there."""
         return {
-            name: Gradients(name, operand(each.loss), tuple(self._sources_of(each).values()))
-            for name, each in self.taken.items()
+            name: Gradients(name, operand(gradients.loss), tuple(self._sources_of(gradients).values()))
+            for name, gradients in self.gradients.items()
         }
 
     def differentiated(
@@ -64,14 +64,14 @@ class ImportedGradients:
         Operators that are imported as another type are left out.
         """
         losses = [(step.loss, step.variables) for step in steps]
-        losses += [(each.loss, each.variables) for each in self.taken.values()]
-        found = [self._connected(loss, variables) for loss, variables in losses if loss is not None]
-        if not found:
+        losses += [(gradients.loss, gradients.variables) for gradients in self.gradients.values()]
+        reaches = [self._connected(loss, variables) for loss, variables in losses if loss is not None]
+        if not reaches:
             return None
-        names = {self._canonical(name) for each in found for name in each.tensors if not self._is_read_late(name, each)}
+        names = {self._canonical(name) for reach in reaches for name in reach.tensors if not self._is_read_late(name, reach)}
         operands: dict[str, frozenset[int]] = {}
-        for each in found:
-            for name, indices in each.operands.items():
+        for reach in reaches:
+            for name, indices in reach.operands.items():
                 imported = operators.get(name)
                 if imported is None or imported.updates is not None:
                     continue
@@ -89,33 +89,33 @@ class ImportedGradients:
             self._passed[key] = GradientWalk(self.recorded, self.custom).differentiated(loss, variables)
         return self._passed[key]
 
-    def _sources_of(self, taken: RecordedGradients) -> dict[str, str]:
+    def _sources_of(self, gradients: RecordedGradients) -> dict[str, str]:
         """Return, for each variable of gradients, the operator at whose value they are taken: a read after an update, say.
 
         Raises:
             InputError: they are taken at values from before and after an update.
         """
-        if taken.name in self._sources:
-            return self._sources[taken.name]
-        passed, found = self._connected(taken.loss, taken.variables), self._sources.setdefault(taken.name, {})
-        for variable in taken.variables:
+        if gradients.name in self._sources:
+            return self._sources[gradients.name]
+        reach, sources = self._connected(gradients.loss, gradients.variables), self._sources.setdefault(gradients.name, {})
+        for variable in gradients.variables:
             handle = self.recorded.get_operation_by_name(variable).outputs[0]
-            readers = [op for op in handle.consumers() if op.name in passed.operands]
+            readers = [op for op in handle.consumers() if op.name in reach.operands]
             late = [op.outputs[0].name for op in readers if op.control_inputs]
             names = {self.recorded.get_tensor_by_name(self._canonical(name)).op.name for name in late}
             names |= {variable} if len(late) < len(readers) else set()
             if len(names) > 1:
                 raise InputError(
-                    f"gradients of {taken.loss.op.name} ({self.line(taken.loss.op)}) are taken with respect to '{variable}' "
-                    "as it was before and as it is after an update; take them by two tapes, one for each"
+                    f"gradients of {gradients.loss.op.name} ({self.line(gradients.loss.op)}) are taken with respect to "
+                    f"'{variable}' as it was before and as it is after an update; take them by two tapes, one for each"
                 )
-            found[variable] = names.pop() if names else variable
-        return found
+            sources[variable] = names.pop() if names else variable
+        return sources
 
-    def _is_read_late(self, name: str, passed: Differentiated) -> bool:
+    def _is_read_late(self, name: str, reach: Differentiated) -> bool:
         """Return whether a tensor is a variable's handle, of which gradients are taken at values read after an update."""
         tensor = self.recorded.get_tensor_by_name(name)
         if tensor.op.type != "VarHandleOp":
             return False
-        readers = [op for op in tensor.consumers() if op.name in passed.operands]
+        readers = [op for op in tensor.consumers() if op.name in reach.operands]
         return bool(readers) and all(op.control_inputs for op in readers)

@@ -41,7 +41,7 @@ def import_graph(
     steps: Iterable[RecordedStep],
     lines: Mapping[str, str] | None = None,
     targets: Iterable[tf.Operation] | None = None,
-    taken: Iterable[RecordedGradients] = (),
+    gradients: Iterable[RecordedGradients] = (),
     fed: Iterable[tf.Tensor] = (),
 ) -> Graph:
     """Import everything that was recorded, except operators that only initialise variables.
@@ -49,14 +49,14 @@ def import_graph(
     Args:
         lines: by name of an operator, the line of the user's code that made it, where its traceback doesn't tell.
         targets: import only the operators that these and the steps need.
-        taken: the gradients that the model computes with.
+        gradients: those that the model computes with.
         fed: tensors that are fed, so that what computes them isn't imported.
 
     Raises:
         InputError: a shape is not fully known, or an operator can't be captured.
     """
-    wanted = None if targets is None else tuple(targets)
-    return _Importer(recorded, lines or {}, wanted, {tensor.op.name for tensor in fed}).run(tuple(steps), tuple(taken))
+    roots = None if targets is None else tuple(targets)
+    return _Importer(recorded, lines or {}, roots, {tensor.op.name for tensor in fed}).run(tuple(steps), tuple(gradients))
 
 
 @dataclass
@@ -76,23 +76,23 @@ class _Importer:
     gradients: dict[str, GradientFunction] = field(default_factory=dict)
     _step_of: dict[str, str] = field(default_factory=dict)
     _reads: dict[tuple[str, ...], str] = field(default_factory=dict)
-    _taken: ImportedGradients = field(init=False)
+    _gradients: ImportedGradients = field(init=False)
 
-    def run(self, steps: tuple[RecordedStep, ...], taken: tuple[RecordedGradients, ...] = ()) -> Graph:
+    def run(self, steps: tuple[RecordedStep, ...], recorded_gradients: tuple[RecordedGradients, ...] = ()) -> Graph:
         trained = {name for step in steps for name in step.variables}
         self.steps = {step.op.name for step in steps}
         self._step_of = {op.name: step.op.name for step in steps for op in step.assigns}
-        by_name = {each.name: each for each in taken}
+        by_name = {gradients.name: gradients for gradients in recorded_gradients}
         roots = None if self.targets is None else (*self.targets, *(step.op for step in steps))
-        ops, self.gradients = wanted_operators(self.recorded, roots, steps, taken, self.fed)
-        self._taken = ImportedGradients(self.recorded, by_name, self.gradients, self.aliases, self.line)
+        ops, self.gradients = wanted_operators(self.recorded, roots, steps, recorded_gradients, self.fed)
+        self._gradients = ImportedGradients(self.recorded, by_name, self.gradients, self.aliases, self.line)
         self._find_static(ops)
         targets = {op.name for op in self.targets or ()}
         self._fold(ops, targets)
         dilated = find_dilated((op for op in ops if op.name not in self.static), self.value, self.targets or ())
-        inside = {op.name for each in dilated.values() for op in (each.batches, each.convolution)}
-        taken_by_steps = (tensor.op for step in steps for tensor in (*step.gradients, *conditions_of([step])))
-        for op in grouped(ops, self.static, self.fed, [*(self.targets or ()), *taken_by_steps]):
+        inside = {op.name for triple in dilated.values() for op in (triple.batches, triple.convolution)}
+        step_operands = (tensor.op for step in steps for tensor in (*step.gradients, *conditions_of([step])))
+        for op in grouped(ops, self.static, self.fed, [*(self.targets or ()), *step_operands]):
             if isinstance(op, Group):
                 self._add(import_group(op, self))
                 continue
@@ -121,13 +121,13 @@ class _Importer:
                     # A constant that the user may fetch; a reader of shapes is left over from TensorFlow's checks.
                     if op.name in targets or (not tensor.consumers() and op.type not in SHAPE_READERS):
                         self._import_constant(tensor)
-            elif op.name in self._taken:
-                self._add(self._taken.operator(op, self.known(op.outputs[0])))
+            elif op.name in self._gradients:
+                self._add(self._gradients.operator(op, self.known(op.outputs[0])))
             elif op.type not in ("NoOp", *LIST_MAKERS) and op.name not in self._step_of:
                 self._import_operator(op)
         imported = {step.op.name: self._import_step(step) for step in steps}
-        differentiated = self._taken.differentiated(steps, self.operators, self.tensors)
-        gradients = self._taken.imported(self.operand)
+        differentiated = self._gradients.differentiated(steps, self.operators, self.tensors)
+        gradients = self._gradients.imported(self.operand)
         return Graph(self.operators, imported, self.aliases, differentiated=differentiated, gradients=gradients)
 
     def _find_static(self, ops: list[tf.Operation]) -> None:
@@ -139,7 +139,7 @@ class _Importer:
 
     def _fold(self, ops: list[tf.Operation], targets: set[str]) -> None:
         """Have TensorFlow compute the static tensors that an operator which isn't static, or the user, reads."""
-        wanted = [
+        tensors = [
             tensor
             for op in ops
             if op.name in self.static
@@ -148,7 +148,7 @@ class _Importer:
             or not tensor.consumers()
             or any(user.name not in self.static for user in tensor.consumers())
         ]
-        if not wanted:
+        if not tensors:
             return
         shapes = {
             out.name: shape_value(op, index)
@@ -156,11 +156,11 @@ class _Importer:
             if op.name in self.static and op.type in SHAPE_READERS
             for index, out in enumerate(op.outputs)
         }
-        wanted = [tensor for tensor in wanted if tensor.name not in shapes]
+        tensors = [tensor for tensor in tensors if tensor.name not in shapes]
         self.values.update(shapes)
         self._shapes = shapes
         with self._session() as session:
-            for tensor, value in zip(wanted, session.run(wanted, feed_dict=shapes), strict=True):
+            for tensor, value in zip(tensors, session.run(tensors, feed_dict=shapes), strict=True):
                 self.values[tensor.name] = np.asarray(value)
 
     def _session(self) -> tf.compat.v1.Session:
@@ -185,14 +185,14 @@ class _Importer:
         self.operators[op.name] = op
         self.tensors.update({tensor.name: tensor for tensor in op.outputs})
 
-    def _import_variable(self, op: tf.Operation, trained: bool) -> None:
+    def _import_variable(self, op: tf.Operation, is_trained: bool) -> None:
         shape = tf.TensorShape(op.get_attr("shape"))
         if not shape.is_fully_defined():
             raise InputError(
                 f"variable '{op.name}' ({self.line(op)}) has shape {shape}; every extent must be known: give its shape"
             )
         result = Tensor(op.outputs[0].name, tuple(shape.as_list()), op.get_attr("dtype").name)
-        self._add(Operator(op.name, VARIABLE, (), (result,), attrs={"trainable": trained}, source=self.line(op)))
+        self._add(Operator(op.name, VARIABLE, (), (result,), attrs={"trainable": is_trained}, source=self.line(op)))
 
     def _import_fed(self, op: tf.Operation) -> None:
         """Import an operator's results as placeholders."""
@@ -299,10 +299,10 @@ class _Importer:
 
     def _import_item(self, op: tf.Operation) -> None:
         """Import one element of a list, outside of a loop: a lookup in the tensor that the list was made from."""
-        made = op.inputs[0].op
+        maker = op.inputs[0].op
         stack = self.tensors.get(self._canonical(op.inputs[0].name))
-        if made.type == "TensorListFromTensor":
-            stack = self.operand(made.inputs[0])
+        if maker.type == "TensorListFromTensor":
+            stack = self.operand(maker.inputs[0])
         if stack is None:
             raise InputError(
                 f"{op.type} '{op.name}' ({self.line(op)}) reads from a TensorArray that no loop filled; use the value itself"
@@ -333,21 +333,21 @@ class _Importer:
 
         An operator that only groups others is replaced by them.
         """
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         of_steps: dict[str, None] = {}
         pending = list(op.control_inputs)
         while pending:
-            waited = pending.pop()
-            if waited.name in self._step_of or waited.name in self.steps:
-                of_steps[self._step_of.get(waited.name, waited.name)] = None
-            elif waited.name in self.operators:
-                found[waited.name] = None
-            elif waited.type == "NoOp":
-                pending += waited.control_inputs
+            control = pending.pop()
+            if control.name in self._step_of or control.name in self.steps:
+                of_steps[self._step_of.get(control.name, control.name)] = None
+            elif control.name in self.operators:
+                names[control.name] = None
+            elif control.type == "NoOp":
+                pending += control.control_inputs
             else:
                 # An alias stands for the operator behind it; nobody needs to wait for a constant.
-                pending += [self.recorded.get_operation_by_name(name) for name in self._aliased(waited)]
-        return (*sorted(found, key=self.positions.__getitem__), *of_steps)
+                pending += [self.recorded.get_operation_by_name(name) for name in self._aliased(control)]
+        return (*sorted(names, key=self.positions.__getitem__), *of_steps)
 
     def _aliased(self, op: tf.Operation) -> list[str]:
         names = (self.aliases.get(tensor.name) for tensor in op.outputs)

@@ -74,46 +74,46 @@ def wanted_operators(
     recorded: tf.Graph,
     roots: Sequence[tf.Operation] | None,
     steps: Sequence[RecordedStep],
-    taken: Sequence[RecordedGradients],
+    gradients: Sequence[RecordedGradients],
     fed: Container[str],
 ) -> tuple[list[tf.Operation], dict[str, GradientFunction]]:
     """Return the operators that results need, in order of creation, and the gradient functions of custom gradients.
 
     Args:
         roots: the operators that give the results; None for all that don't only serve initialisation.
-        steps, taken: the training steps, and the gradients that the graph computes with, which need what they take.
+        steps, gradients: the training steps, and the gradients that the graph computes with, which need what they take.
         fed: the names of operators whose results are fed.
     """
     initializers = initializer_names(recorded)
     left_out = {op.name for op in recorded.get_operations() if op.name in initializers or op.type in _LEFT_OUT}
     # Gradients that a step takes as they are, and what stands for its updates.
-    known = {tensor.op.name for each in taken for tensor in each.results}
-    left_out |= {op.name for op in recorded.get_operations() if GRADIENT_ATTRIBUTE in op.node_def.attr} - known
+    placeholders = {tensor.op.name for of_loss in gradients for tensor in of_loss.results}
+    left_out |= {op.name for op in recorded.get_operations() if GRADIENT_ATTRIBUTE in op.node_def.attr} - placeholders
     left_out |= {op.name for step in steps for op in step.assigns}
     if roots is None:
         ends = (op for op in recorded.get_operations() if SPARE_ATTRIBUTE not in op.node_def.attr)
         roots = [op for op in ends if not any(tensor.consumers() for tensor in op.outputs)]
-    pending, wanted, gradients = list(roots), set[str](), dict[str, GradientFunction]()
-    pending += [step.loss.op for step in steps if step.loss is not None] + [each.loss.op for each in taken]
-    pending += [tensor.op for step in steps for tensor in step.gradients] + [each.op for each in conditions_of(steps)]
+    pending, names, functions = list(roots), set[str](), dict[str, GradientFunction]()
+    pending += [step.loss.op for step in steps if step.loss is not None] + [of_loss.loss.op for of_loss in gradients]
+    pending += [tensor.op for step in steps for tensor in step.gradients] + [value.op for value in conditions_of(steps)]
     pending += [recorded.get_operation_by_name(name) for step in steps for name in step.variables]  # read or not
     while pending:
         op = pending.pop()
-        if op.name in wanted or op.name in left_out:
+        if op.name in names or op.name in left_out:
             continue
-        wanted.add(op.name)
+        names.add(op.name)
         if op.name in fed:
             continue
         pending += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
         if is_custom_gradient(op):
-            gradients[op.name] = trace_gradient(op)
-            pending += [outer.op for outer, _ in gradients[op.name].read]
-    return [op for op in recorded.get_operations() if op.name in wanted], gradients
+            functions[op.name] = trace_gradient(op)
+            pending += [outer.op for outer, _ in functions[op.name].read]
+    return [op for op in recorded.get_operations() if op.name in names], functions
 
 
 def conditions_of(steps: Sequence[RecordedStep]) -> list[Any]:
     """Return the recorded truth values that say whether steps are made."""
-    return [each.optimizer.condition for each in steps if each.optimizer.condition is not None]
+    return [step.optimizer.condition for step in steps if step.optimizer.condition is not None]
 
 
 def known_shape(tensor: tf.Tensor, line: str) -> Shape:

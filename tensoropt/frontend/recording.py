@@ -17,7 +17,7 @@ from ..common.errors import InputError, short
 from ..common.source_lines import running_line, source_line
 from ..optimizers.classic import Classic
 from .connected import GradientWalk, custom_gradients
-from .gradient_placeholders import Gradient, Taken, assign_gradients, is_pending, pending_on, placeholders
+from .gradient_placeholders import Gradient, LossGradients, assign_gradients, is_pending, pending_on, placeholders
 from .recorded_graph import RecordedGradients, RecordedStep
 from .recorded_updates import computed_with, minimised
 from .writes import ASSIGNMENTS, RecordingGraph
@@ -51,9 +51,9 @@ class Recording:
         self.graph = RecordingGraph() if batch_size is None else _OfBatchSize(batch_size)
         self.is_open = False
         self.steps: list[RecordedStep] = []
-        self.taken: list[Taken] = []
+        self.taken: list[LossGradients] = []
         self._by_hand: tf.Operation | None = None
-        self._replaced: list[Taken] = []
+        self._replaced: list[LossGradients] = []
         self._placed: dict[str, tuple[int, ...]] = {}
         self._entered = ExitStack()
         self.reopen()
@@ -115,15 +115,15 @@ class Recording:
             InputError: they weren't made.
         """
         while (pending := pending_on(loss.op)) is not None:
-            taken = next(each for each in self.taken if each.has(pending))
-            if taken.own is None:
+            gradients = next(gradients for gradients in self.taken if gradients.has(pending))
+            if gradients.own is None:
                 raise InputError(
                     f"'{loss.op.name}' ({source_line(loss.op)}) is made of gradients, and gradients are taken "
                     "of it, which those of compute_gradients can't have; take those by tensoropt.gradients(loss, variables)"
                 )
-            taken.use_own()
-            self.taken.remove(taken)
-            self._replaced.append(taken)
+            gradients.use_own()
+            self.taken.remove(gradients)
+            self._replaced.append(gradients)
 
     def updates(self) -> tuple[tuple[RecordedStep, ...], tuple[RecordedGradients, ...]]:
         """Return the training steps, and the gradients that the model computes with.
@@ -132,16 +132,16 @@ class Recording:
         """
         for replaced in self._replaced:
             replaced.use_own()  # also where they were used later
-        taken = []
-        for k, each in enumerate(self.taken):
-            each.check_rows()
-            names = tuple(variable.handle.op.name for variable in each.variables)
-            taken.append(RecordedGradients(f"gradients_{k}", each.loss, names, each.dense))
-        steps = tuple(minimised(step, taken) if step.assigns else step for step in self.steps)
-        if taken and not steps:
+        gradients = []
+        for k, recorded in enumerate(self.taken):
+            recorded.check_rows()
+            names = tuple(variable.handle.op.name for variable in recorded.variables)
+            gradients.append(RecordedGradients(f"gradients_{k}", recorded.loss, names, recorded.dense))
+        steps = tuple(minimised(step, gradients) if step.assigns else step for step in self.steps)
+        if gradients and not steps:
             steps = (self._step_by_hand(),)
         minimising = {step.loss for step in steps if step.assigns}
-        return steps, tuple(each for each in taken if each.loss not in minimising or each in computed_with(taken, steps))
+        return steps, tuple(one for one in gradients if one.loss not in minimising or one in computed_with(gradients, steps))
 
     def _step_by_hand(self) -> RecordedStep:
         assigns = [op for op in self.graph.get_operations() if op.type in ASSIGNMENTS and is_pending(op)]
@@ -213,20 +213,20 @@ def record_gradients(
         has_own: whether TensorFlow's own are made, too, to take the placeholders' places if gradients are taken of them.
     """
     ends = tf.nest.flatten(targets)
-    if not all(isinstance(each, tf.Tensor) and recording.has(each) and each.dtype.is_floating for each in ends):
+    if not all(isinstance(end, tf.Tensor) and recording.has(end) and end.dtype.is_floating for end in ends):
         return None
-    if any(not isinstance(each, tf.Variable) or not recording.has(each.handle) for each in variables):
+    if any(not isinstance(variable, tf.Variable) or not recording.has(variable.handle) for variable in variables):
         return None
     with recording.graph.as_default(), tf.control_dependencies(None):
-        for each in ends:
-            recording.use_own_gradients(each)
+        for end in ends:
+            recording.use_own_gradients(end)
         loss = ends[0] if len(ends) == 1 and ends[0].shape.rank == 0 else tf.add_n([tf.reduce_sum(e) for e in ends])
         handles = [variable.handle for variable in variables]
         names = [handle.op.name for handle in handles]
-        passed = GradientWalk(recording.graph, custom_gradients(recording.graph)).differentiated(loss, names)
-        taken = placeholders(loss, variables, handles, passed, has_own)
-    recording.taken.append(taken)
-    return taken.gradients_of(variables)
+        reach = GradientWalk(recording.graph, custom_gradients(recording.graph)).differentiated(loss, names)
+        gradients = placeholders(loss, variables, handles, reach, has_own)
+    recording.taken.append(gradients)
+    return gradients.gradients_of(variables)
 
 
 def record_application(

@@ -161,15 +161,15 @@ def has_only_an_effect(op: tf.Operation, returned: Collection[str]) -> bool:
     return not any(tensor.consumers() or tensor.name in returned for tensor in op.outputs)
 
 
-def left_out(where: str, what: str) -> InputError:
+def left_out(where: str, place: str) -> InputError:
     """Return the error that says that an effect on the world can't run as often as on one device.
 
     Args:
         where: the operator and its line.
-        what: where it is.
+        place: what it is in.
     """
     return InputError(
-        f"{where} can't be recorded: it has an effect on the world in {what}, which would be left out; do it after that, "
+        f"{where} can't be recorded: it has an effect on the world in {place}, which would be left out; do it after that, "
         "with the values that it needs, or outside of the step, as in a callback"
     )
 
@@ -177,13 +177,13 @@ def left_out(where: str, what: str) -> InputError:
 @functools.cache
 def is_stateful(op_type: str) -> bool:
     """Return whether operators of a type keep a state, have an effect or take a resource."""
-    found = op_def_registry.get(op_type)
-    if found is None:  # a call by a function's name
+    definition = op_def_registry.get(op_type)
+    if definition is None:  # a call by a function's name
         return False
-    takes_resource = any(each.type == tf.resource.as_datatype_enum for each in found.input_arg)
-    return found.is_stateful or takes_resource or _uses_references(op_type)
+    takes_resource = any(argument.type == tf.resource.as_datatype_enum for argument in definition.input_arg)
+    return definition.is_stateful or takes_resource or _uses_references(op_type)
 
 
 def _uses_references(op_type: str) -> bool:
-    found = op_def_registry.get(op_type)
-    return found is not None and any(each.is_ref for each in (*found.input_arg, *found.output_arg))
+    definition = op_def_registry.get(op_type)
+    return definition is not None and any(argument.is_ref for argument in (*definition.input_arg, *definition.output_arg))

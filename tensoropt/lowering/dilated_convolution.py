@@ -40,18 +40,18 @@ def _over_batches(op: Operator, image: tf.Tensor, kernel: tf.Tensor) -> tf.Tenso
     """Emit the convolution as a plain one over batches of every d-th row and column."""
     rates: Sequence[int] = op.attrs["dilations"][1:-1]
     before, after = (tf.constant(rows, tf.int32) for rows in zip(*_paddings(op, rates), strict=True))
-    more = tf.math.floormod(-(tf.shape(image)[1:-1] + before + after), rates)
-    batches = tf.space_to_batch(image, rates, tf.stack([before, after + more], axis=1))
+    filler = tf.math.floormod(-(tf.shape(image)[1:-1] + before + after), rates)
+    batches = tf.space_to_batch(image, rates, tf.stack([before, after + filler], axis=1))
     plain: dict[str, Any] = {"strides": op.attrs["strides"], "padding": "VALID", "data_format": op.attrs["data_format"]}
-    made = getattr(tf.raw_ops, op.type)(input=batches, filter=kernel, **plain)
-    return tf.batch_to_space(made, rates, tf.stack([tf.zeros_like(more), more], axis=1))
+    result = getattr(tf.raw_ops, op.type)(input=batches, filter=kernel, **plain)
+    return tf.batch_to_space(result, rates, tf.stack([tf.zeros_like(filler), filler], axis=1))
 
 
 def _paddings(op: Operator, rates: Sequence[int]) -> list[tuple[int, int]]:
     """Return, for each spatial dimension, the number of rows of padding before and after."""
-    given = op.attrs.get("explicit_paddings") or []
+    explicit = op.attrs.get("explicit_paddings") or []
     if op.attrs["padding"] == "EXPLICIT":
-        return list(zip(given[2:-2:2], given[3:-2:2], strict=True))
+        return list(zip(explicit[2:-2:2], explicit[3:-2:2], strict=True))
     _, (_, kernel) = op.operands
     spans = [(size - 1) * rate * (op.attrs["padding"] == "SAME") for size, rate in zip(kernel.shape, rates, strict=False)]
     return [(span // 2, span - span // 2) for span in spans]

@@ -272,9 +272,9 @@ class TaskEmission:
         """
         own, loss = self.value(task.reads[0]), self.flow.resharded_tensor(task.site)
         losses = self._scaled(task.site.name, own)
-        ones = [tf.ones_like(each) for each in losses]
+        ones = [tf.ones_like(value) for value in losses]
         self.values[task.writes[0]] = ones
-        if any(each is not other for each, other in zip(losses, own, strict=True)):
+        if any(new is not old for new, old in zip(losses, own, strict=True)):
             graph = tf.compat.v1.get_default_graph()
             scaled = Emitted({0: own}, [losses], [Created(0, graph.version)])
             (self.values[task.writes[0]],) = Pullback(scaled, graph.get_operations(), {}).run([(0, ones)], [0])
@@ -296,15 +296,15 @@ class TaskEmission:
 
     def _after(self, task: Task) -> Values:
         """Return the gradients that a task waits for which makes something again."""
-        return [each for value in task.after for each in self.values[value] or ()]
+        return [gradient for value in task.after for gradient in self.values[value] or ()]
 
     def _compute_again(self, task: Task) -> None:
         """Emit an operator of the forward pass once more, when the gradients that it waits for are there."""
-        waits_for = [*self._gates.get(task.micro_batch, ()), *(each.op for each in self._after(task))]
+        waits_for = [*self._gates.get(task.micro_batch, ()), *(gradient.op for gradient in self._after(task))]
         start = tf.compat.v1.get_default_graph().version
         with tf.control_dependencies(waits_for), tf.name_scope(pull_back.REMATERIALIZED):
             emitted = self._operator(task)
-        of_operator = [each for each in emitted.parts if isinstance(each, Created)]
+        of_operator = [part for part in emitted.parts if isinstance(part, Created)]
         self.record.rematerialized += [Created(start, of_operator[0].start), *of_operator]
         self._again[task.site.name, task.micro_batch] = emitted
         self.values.update(zip(task.writes, emitted.results, strict=True))
@@ -321,14 +321,14 @@ class TaskEmission:
                     read = self.value(value)
                     first = self._first(value.site, emitted)
                     again.update((key_of(old), new) for old, new in zip(first, read, strict=True))
-        given = [(index, values) for index, value in task.gradients if (values := self.values[value]) is not None]
+        result_gradients = [(index, values) for index, value in task.gradients if (values := self.values[value]) is not None]
         pullback = Pullback(emitted, self._all_operators(emitted), again)
         start = tf.compat.v1.get_default_graph().version
-        found = pullback.run(given, [value.site.position for value in task.writes])
+        operand_gradients = pullback.run(result_gradients, [value.site.position for value in task.writes])
         created = Created(start, tf.compat.v1.get_default_graph().version)
-        self.record.gradients.append((created, [each for values in found for each in values or ()]))
+        self.record.gradients.append((created, [gradient for values in operand_gradients for gradient in values or ()]))
         self.record.forward_needs += pullback.forward_needs
-        self.values.update(zip(task.writes, found, strict=True))
+        self.values.update(zip(task.writes, operand_gradients, strict=True))
 
     def _first(self, site: Site, emitted: Emitted) -> Values:
         """Return the values of the forward pass of an operator's operand or result."""

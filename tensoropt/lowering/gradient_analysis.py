@@ -41,27 +41,27 @@ def analyse(graph: Graph) -> Backward:
             those that get one in the recorded graph according to TensorFlow.
     """
     passes = graph.backward_passes
-    found = _union(graph, (_of_pass(graph, each, _followed(graph, *_ends(graph, each))) for each in passes))
+    backward = _union(graph, (_of_pass(graph, of_loss, _followed(graph, *_ends(graph, of_loss))) for of_loss in passes))
     if graph.differentiated is not None:
-        _check_differentiated(graph, found, graph.differentiated)
-    return found
+        _check_differentiated(graph, backward, graph.differentiated)
+    return backward
 
 
-def _check_differentiated(graph: Graph, found: Backward, expected: Differentiated) -> None:
+def _check_differentiated(graph: Graph, backward: Backward, expected: Differentiated) -> None:
     """Raise InputError if gradients take other ways here than in TensorFlow: the model would train to other numbers."""
     # The gradient of a variable that is updated by rows ends at the rows that its lookups find.
     by_rows = {graph.operators[name].result.name for name in graph.lookups}
-    differing = (found.reached(graph) ^ expected.tensors) - by_rows
+    differing = (backward.reached(graph) ^ expected.tensors) - by_rows
     for op in reversed(list(graph.operators.values())):
-        indices = {index for index, _ in op.operands if (op.name, index) in found.gradients}
-        given = expected.operands.get(op.name, indices) - {index for index, each in op.operands if each.name in by_rows}
-        if indices != given or any(tensor.name in differing for tensor in op.outputs):
+        indices = {index for index, _ in op.operands if (op.name, index) in backward.gradients}
+        true_indices = expected.operands.get(op.name, indices) - {index for index, t in op.operands if t.name in by_rows}
+        if indices != true_indices or any(tensor.name in differing for tensor in op.outputs):
             raise InputError(
                 describe(
                     f"gradients don't pass {op.where()} as they do in TensorFlow, so that the model would train to other "
                     "numbers than on one device",
                     got=_gradients_text(indices),
-                    expected=_gradients_text(given),
+                    expected=_gradients_text(true_indices),
                     advice="where no gradient is to pass, write tf.stop_gradient(...); else use other operators there, and "
                     "report this one",
                 )
@@ -78,44 +78,44 @@ def _of_body(body: Body) -> Backward:
     inputs, outputs = (
         [tensor for tensor in tensors if carries_gradient(tensor.dtype)] for tensors in (body.inputs, body.outputs)
     )
-    needed = body.graph.ancestors([*inputs, *outputs])
-    return _union(body.graph, [_followed(body.graph, needed, outputs, inputs) or NO_BACKWARD])
+    names = body.graph.ancestors([*inputs, *outputs])
+    return _union(body.graph, [_followed(body.graph, names, outputs, inputs) or NO_BACKWARD])
 
 
-def _ends(graph: Graph, taken: Gradients) -> tuple[set[str], list[Tensor], list[Tensor]]:
+def _ends(graph: Graph, gradients: Gradients) -> tuple[set[str], list[Tensor], list[Tensor]]:
     """Return the ancestors of a loss (operator names), the loss, and the tensors whose gradients are taken."""
     # For a variable that is updated by rows, the gradient is taken at the rows that its lookups find.
-    starts = [name for variable in taken.variables for name in graph.lookups.get(variable, (variable,))]
+    starts = [name for variable in gradients.variables for name in graph.lookups.get(variable, (variable,))]
     variables = [graph.operators[name].result for name in starts]
-    return graph.ancestors([taken.loss], taken.variables), [taken.loss], variables
+    return graph.ancestors([gradients.loss], gradients.variables), [gradients.loss], variables
 
 
-def _of_pass(graph: Graph, taken: Gradients, found: Backward | None) -> Backward:
+def _of_pass(graph: Graph, gradients: Gradients, backward: Backward | None) -> Backward:
     """Return the backward pass found for gradients.
 
     Raises:
         InputError: none was found, since the loss depends on no trained variable in a way that has a gradient.
     """
-    if found is None:
-        loss = graph.producers[taken.loss.name].where()
+    if backward is None:
+        loss = graph.producers[gradients.loss.name].where()
         raise InputError(
-            f"the loss of training step '{taken.name}', {loss}, depends on none of the variables that it trains "
-            f"({', '.join(taken.variables)}) in a way that has a gradient; compute it of what these give, without "
+            f"the loss of training step '{gradients.name}', {loss}, depends on none of the variables that it trains "
+            f"({', '.join(gradients.variables)}) in a way that has a gradient; compute it of what these give, without "
             "tf.stop_gradient, integers or comparisons between"
         )
-    return found
+    return backward
 
 
-def _union(graph: Graph, found: Iterable[Backward]) -> Backward:
+def _union(graph: Graph, passes: Iterable[Backward]) -> Backward:
     """Return all backward passes of a graph as one, with those of its loops' bodies."""
-    each = list(found)
-    gradients = frozenset().union(*(one.gradients for one in each))
+    all_passes = list(passes)
+    gradients = frozenset().union(*(backward.gradients for backward in all_passes))
     differentiated = {name for name, _ in gradients}
     loops = [op for op in graph.operators.values() if op.type == LOOP and op.name in differentiated]
     return Backward(
         gradients,
-        frozenset().union(*(one.residual_operands for one in each)),
-        frozenset().union(*(one.residual_results for one in each)),
+        frozenset().union(*(backward.residual_operands for backward in all_passes)),
+        frozenset().union(*(backward.residual_results for backward in all_passes)),
         {op.name: _of_body(op.attrs[BODY]) for op in loops},
     )
 
@@ -163,12 +163,12 @@ class _Asking:
         # A body's identity tells it from others only as long as its graph is there.
         has_body = any(name.startswith("_") and name != ARGUMENTS for name in op.attrs)
         answers = self._of_bodies if has_body else _ANSWERS
-        found = answers.get(key)
-        if found is None:
+        answer = answers.get(key)
+        if answer is None:
             if len(answers) >= _MOST_ANSWERS:
                 answers.clear()
-            found = answers[key] = self._analyse(op, results, indices)
-        return found
+            answer = answers[key] = self._analyse(op, results, indices)
+        return answer
 
     def _signature(self, op: Operator) -> tuple[object, ...]:
         """Return a key that is equal for operators whose gradients do the same."""
@@ -196,20 +196,20 @@ class _Asking:
             warnings.filterwarnings("ignore", "Converting sparse IndexedSlices")
             operands = [self._operand(tensor) for _, tensor in op.operands]
             outputs = _emitted(op, operands)
-            forward = {made.name for made in graph_of_gradient.get_operations()}
+            forward = {emitted.name for emitted in graph_of_gradient.get_operations()}
             ends = [outputs[i] for i in sorted(results)]
             starts = [operands[index] for index in sorted(indices)]
-            given = [tf.compat.v1.placeholder(end.dtype, end.shape) for end in ends]
+            result_gradients = [tf.compat.v1.placeholder(end.dtype, end.shape) for end in ends]
             try:
-                found = tf.gradients(ends, starts, given)
+                gradients = tf.gradients(ends, starts, result_gradients)
             except LookupError as error:
                 raise InputError(
                     f"{op.where()} stands between the loss and a variable that it trains, and TensorFlow has no gradient "
                     "for it; write tf.stop_gradient(...) where none is to pass, or use other operators"
                 ) from error
-            readers = _live(found) - forward
+            readers = _live(gradients) - forward
             return _Answer(
-                frozenset(index for index, each in zip(sorted(indices), found, strict=True) if each is not None),
+                frozenset(index for index, gradient in zip(sorted(indices), gradients, strict=True) if gradient is not None),
                 frozenset(index for index, tensor in enumerate(operands) if _is_read(tensor, readers)),
                 frozenset(i for i, tensor in enumerate(outputs) if _is_read(tensor, readers)),
             )
@@ -228,18 +228,18 @@ def _pattern(tensor: Tensor) -> tuple[int, ...]:
 
 
 def _followed(
-    graph: Graph, needed: Container[str], results: Sequence[Tensor], variables: Sequence[Tensor]
+    graph: Graph, names: Container[str], results: Sequence[Tensor], variables: Sequence[Tensor]
 ) -> Backward | None:
     """Return the backward pass from ``results`` to ``variables``, composed of what each operator's gradient does.
 
     Args:
-        needed: the names of the operators that are followed.
+        names: those of the operators that are followed.
 
     Returns:
         None where no gradient comes to any of the variables.
     """
     asking = _Asking(graph)
-    operators = [op for op in graph.operators.values() if op.name in needed and op.updates is None]
+    operators = [op for op in graph.operators.values() if op.name in names and op.updates is None]
     starts = {tensor.name for tensor in variables}
     reached, alive = _forward(asking, operators, starts)
     coming = {tensor.name for tensor in results if tensor.name in reached}
@@ -252,9 +252,9 @@ def _followed(
             continue
         positions = [position for position, _ in op.operands]
         tensors = [tensor for _, tensor in op.operands]
-        given = asking.answer(op, arriving, frozenset(i for i, tensor in enumerate(tensors) if tensor.name in reached))
-        gradients.update((op.name, positions[index]) for index in given.gives)
-        coming.update(tensors[index].name for index in given.gives)
+        answer = asking.answer(op, arriving, frozenset(i for i, tensor in enumerate(tensors) if tensor.name in reached))
+        gradients.update((op.name, positions[index]) for index in answer.gives)
+        coming.update(tensors[index].name for index in answer.gives)
         read = asking.answer(op, arriving, frozenset(i for i, tensor in enumerate(tensors) if tensor.name in alive))
         residual_operands.update((op.name, positions[index]) for index in read.reads)
         residual_results.update(op.outputs[i].name for i in read.reads_results)
@@ -299,8 +299,8 @@ def _no_resharding(k: int, values: Values) -> Values:
 
 def _live(gradients: Iterable[tf.Tensor | tf.IndexedSlices | None]) -> set[str]:
     """Return the names of the operators that these gradients depend on, the indices of sparse gradients included."""
-    found = [gradient for gradient in gradients if gradient is not None]
-    starts = [tensor.op for tensor in tf.nest.flatten(found, expand_composites=True)]
+    tensors = [gradient for gradient in gradients if gradient is not None]
+    starts = [tensor.op for tensor in tf.nest.flatten(tensors, expand_composites=True)]
     return {op.name for op in reached(starts, lambda op: [tensor.op for tensor in op.inputs])}
 
 

@@ -88,10 +88,10 @@ def _broadcasting(positions: tuple[int, ...]) -> Callable[[tf.Operation, Any], G
         dims = _broadcast_dims(x.shape, y.shape)
         if dims is None:
             return _by_tensorflow(op, gradient)
-        found: Gradients = [None, None]
+        gradients: Gradients = [None, None]
         for position, pulled in _BROADCASTING[op.type](x, y, tf.convert_to_tensor(gradient), positions).items():
-            found[position] = _summed(pulled, op.inputs[position], dims[position])
-        return found
+            gradients[position] = _summed(pulled, op.inputs[position], dims[position])
+        return gradients
 
     return emit
 
@@ -134,13 +134,13 @@ def _of_mean(op: tf.Operation, gradient: Any) -> Gradients:
     if dims is None:
         return _by_tensorflow(op, gradient)
     reduced = {int(dim) % len(shape) for dim in dims.reshape(-1)}
-    kept = [1 if dim in reduced else extent for dim, extent in enumerate(shape)]
-    if any(shape[dim] is None for dim in reduced) or kept.count(None) > 1:
+    extents = [1 if dim in reduced else extent for dim, extent in enumerate(shape)]
+    if any(shape[dim] is None for dim in reduced) or extents.count(None) > 1:
         return _by_tensorflow(op, gradient)
     gradient = tf.convert_to_tensor(gradient)
     share = gradient / tf.constant(math.prod(shape[dim] for dim in reduced), gradient.dtype)
     if not op.get_attr("keep_dims"):
-        share = tf.reshape(share, [-1 if extent is None else extent for extent in kept])
+        share = tf.reshape(share, [-1 if extent is None else extent for extent in extents])
     return [tf.tile(share, [shape[dim] if dim in reduced else 1 for dim in range(len(shape))]), None]
 
 
@@ -181,8 +181,8 @@ def _of_convolution(op: tf.Operation, gradient: Any) -> Gradients:
     if is_transposed:
         return [None, of_kernel, getattr(tf.raw_ops, convolution)(input=pixels, filter=kernel, **once)]
     strides, padding = op.get_attr("strides"), op.get_attr("padding")
-    given = {"input_sizes": tf.shape(image), "filter": kernel, "out_backprop": gradient}
-    return [of_image(**given, strides=strides, padding=padding), of_kernel]
+    arguments = {"input_sizes": tf.shape(image), "filter": kernel, "out_backprop": gradient}
+    return [of_image(**arguments, strides=strides, padding=padding), of_kernel]
 
 
 def _register() -> frozenset[str]:
@@ -193,8 +193,8 @@ def _register() -> frozenset[str]:
         names.append(_name(BIAS_ADD, positions))
         tf.RegisterGradient(names[-1])(_of_bias_add)
     for op_type, positions in ((CONVOLUTION, (0, 1)), (DEPTHWISE, (0, 1)), (CONVOLUTION + TRANSPOSED, (1, 2))):
-        for asked in ((), positions[:1], positions[1:], positions):
-            names.append(_name(op_type, asked))
+        for subset in ((), positions[:1], positions[1:], positions):
+            names.append(_name(op_type, subset))
             tf.RegisterGradient(names[-1])(_of_convolution)
     for op_type in _BROADCASTING:
         for positions in ((0,), (1,), (0, 1)):

@@ -27,7 +27,7 @@ def joined(
     whole = [tf.concat(of_rank, dimension) for of_rank in zip(*parts, strict=True)]
     if task.reads[0].site.kind == LOCAL:  # a rank's parts make up its shard
         return whole
-    order = np.argsort(np.concatenate([each.indices(tensor.shape[dimension]) for each in micro_batches]))
+    order = np.argsort(np.concatenate([micro_batch.indices(tensor.shape[dimension]) for micro_batch in micro_batches]))
     whole = [tf.gather(value, order, axis=dimension) for value in whole]
     if task.site.kind != LOCAL:
         return whole

@@ -195,8 +195,8 @@ def raw_operator(op: Operator, inputs: Sequence[object]) -> list[tf.Tensor]:
     if _is_convolution_in_groups(op):
         # TensorFlow has no gradients of grouped convolutions on CPUs, but XLA has: so they are compiled, as Keras does it.
         make = tf.function(make, jit_compile=True, autograph=False)
-    made = make(**arguments)
-    return tf.nest.flatten(made) if not isinstance(made, tf.Operation) else []
+    result = make(**arguments)
+    return tf.nest.flatten(result) if not isinstance(result, tf.Operation) else []
 
 
 def _is_convolution_in_groups(op: Operator) -> bool:
@@ -223,5 +223,5 @@ def _as_depthwise(op: Operator, arguments: Mapping[str, object], attributes: Map
     (_, image), (_, kernel) = op.operands
     rows, columns, _, n_results = kernel.shape
     by_channel = tf.reshape(arguments["filter"], [rows, columns, -1, n_results // image.shape[-1]])
-    known = {name: attributes[name] for name in DEPTHWISE_ATTRIBUTES if name in attributes}
-    return tf.raw_ops.DepthwiseConv2dNative(input=arguments["input"], filter=by_channel, name=op.name, **known)
+    options = {name: attributes[name] for name in DEPTHWISE_ATTRIBUTES if name in attributes}
+    return tf.raw_ops.DepthwiseConv2dNative(input=arguments["input"], filter=by_channel, name=op.name, **options)

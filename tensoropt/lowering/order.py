@@ -84,7 +84,7 @@ class BackwardRecord:
         for created, gradients in self.gradients:
             own = {op.name: op for op in operators[created.start : created.end]}
             ends = [*(tensor.op for tensor in gradients), *(op for op in own.values() if op.type in COLLECTIVE_TYPES)]
-            dead.update(own.keys() - _needed(ends, own))
+            dead.update(own.keys() - _ancestors(ends, own))
         return dead
 
 
@@ -107,13 +107,13 @@ def put_in_order(
     """
     constant = constant_operators(operators[first:])
     out = {*constant, *record.dead(operators), *(op.name for op in record.forward_needs)}
-    backward, rematerialized = (_names(operators, each) for each in (record.passes, record.rematerialized))
+    backward, rematerialized = (_names(operators, spans) for spans in (record.passes, record.rematerialized))
     if not math.isinf(lag) and not record.forward_needs:
         _hold_collectives(operators[first:n_forward], constant)
     row: list[tf.Operation] = []
     behind: list[tuple[int, tf.Operation]] = []
     arriving: set[str] = set()
-    for op in in_order(operators, n_forward, backward, _needed(urgent, backward)):
+    for op in in_order(operators, n_forward, backward, _ancestors(urgent, backward)):
         if op.name in out:
             continue
         if op.type in COLLECTIVE_TYPES or (
@@ -135,15 +135,15 @@ def put_in_order(
             row.append(op)
 
 
-def _needed(ends: Iterable[tf.Operation], among: Container[str]) -> set[str]:
+def _ancestors(ends: Iterable[tf.Operation], among: Container[str]) -> set[str]:
     """Return the names of the operators that some wait for, with their own, as far as they are among others."""
     starts = (op for op in ends if op.name in among)
-    return {op.name for op in reached(starts, lambda op: (each for each in sources_of(op) if each.name in among))}
+    return {op.name for op in reached(starts, lambda op: (source for source in sources_of(op) if source.name in among))}
 
 
 def _names(operators: Sequence[tf.Operation], created: Iterable[Created]) -> set[str]:
     """Return the names of operators, given by their numbers."""
-    return {op.name for each in created for op in operators[each.start : each.end]}
+    return {op.name for span in created for op in operators[span.start : span.end]}
 
 
 def _hold_collectives(operators: Sequence[tf.Operation], constant: set[str]) -> None:
@@ -161,8 +161,8 @@ def _hold_collectives(operators: Sequence[tf.Operation], constant: set[str]) -> 
     consumers, producers = _steps(_consumers), _steps(_producers)
     for op in operators:
         if op.type in COLLECTIVE_TYPES:
-            near = {each.name for each in _within(_within([_Step(op.name, op, 0)], consumers), producers)}
-            earlier = next((each for name, each in reversed(row) if name not in near), None)
+            near = {step.name for step in _within(_within([_Step(op.name, op, 0)], consumers), producers)}
+            earlier = next((candidate for name, candidate in reversed(row) if name not in near), None)
             if earlier is not None:
                 op._add_control_input(earlier)
         elif op.inputs and op.type not in _UNORDERED and op.name not in constant:
@@ -182,16 +182,16 @@ def _within(operators: Iterable[_Step], steps: Callable[[_Step], list[_Step]]) -
 
     Views don't count, and collectives end the search.
     """
-    found: dict[str, tuple[int, _Step]] = {}
-    pending = [(each, 0) for each in operators]
+    nearest: dict[str, tuple[int, _Step]] = {}
+    pending = [(step, 0) for step in operators]
     while pending:
         at, distance = pending.pop()
-        for each in steps(at):
-            further = distance + each.length
-            if further <= FUSED and (each.name not in found or further < found[each.name][0]):
-                found[each.name] = further, each
-                pending.append((each, further))
-    return [each for _, each in found.values()]
+        for step in steps(at):
+            further = distance + step.length
+            if further <= FUSED and (step.name not in nearest or further < nearest[step.name][0]):
+                nearest[step.name] = further, step
+                pending.append((step, further))
+    return [step for _, step in nearest.values()]
 
 
 def _steps(neighbours: Neighbours) -> Callable[[_Step], list[_Step]]:
@@ -199,13 +199,13 @@ def _steps(neighbours: Neighbours) -> Callable[[_Step], list[_Step]]:
 
     The searches of near collectives overlap, and each question to TensorFlow makes objects.
     """
-    known: dict[str, list[_Step]] = {}
+    by_name: dict[str, list[_Step]] = {}
 
     def steps(at: _Step) -> list[_Step]:
-        if at.name not in known:
-            near = [each for each in neighbours(at.op) if each.type not in COLLECTIVE_TYPES]
-            known[at.name] = [_Step(each.name, each, int(each.type not in VIEWS)) for each in near]
-        return known[at.name]
+        if at.name not in by_name:
+            near = [op for op in neighbours(at.op) if op.type not in COLLECTIVE_TYPES]
+            by_name[at.name] = [_Step(op.name, op, int(op.type not in VIEWS)) for op in near]
+        return by_name[at.name]
 
     return steps
 
@@ -249,8 +249,8 @@ def in_order(
                 waits += [places.get(reader.name, -1) for reader in _readers(handle) if reader.name in backward]
         behind[name] = max(waits, default=-1)
         latest.update((handle.name, behind[name]) for handle in _handles(op))
-    found = [operators[number] for number in created.values()]
-    return sorted(found, key=lambda op: (behind[op.name], op.name not in backward))
+    ops = [operators[number] for number in created.values()]
+    return sorted(ops, key=lambda op: (behind[op.name], op.name not in backward))
 
 
 def _last_of_loss(operators: Sequence[tf.Operation], n_forward: int) -> list[tf.Operation]:
@@ -258,14 +258,14 @@ def _last_of_loss(operators: Sequence[tf.Operation], n_forward: int) -> list[tf.
 
     Each follows, without a collective, from operators that the backward pass needs.
     """
-    needed = {source.name for op in operators[n_forward:] for source in _sources_of_values(op)}
+    names = {source.name for op in operators[n_forward:] for source in _sources_of_values(op)}
     for op in reversed(operators[:n_forward]):
-        if op.name in needed:
-            needed.update(source.name for source in _sources_of_values(op))
+        if op.name in names:
+            names.update(source.name for source in _sources_of_values(op))
     alone: dict[str, tf.Operation] = {}
     for op in operators[:n_forward]:
-        follows = all(source.name in needed or source.name in alone for source in sources_of(op))
-        if follows and op.name not in needed and op.type not in COLLECTIVE_TYPES:
+        follows = all(source.name in names or source.name in alone for source in sources_of(op))
+        if follows and op.name not in names and op.type not in COLLECTIVE_TYPES:
             alone[op.name] = op
     return [op for op in alone.values() if op.inputs and op.type not in _UNORDERED]
 
@@ -275,11 +275,11 @@ def constant_operators(operators: Sequence[tf.Operation]) -> set[str]:
 
     TensorFlow computes them once and for all, and drops their control dependencies.
     """
-    found: set[str] = set()
+    names: set[str] = set()
     for op in operators:
-        if op.type in ("Const", "Shape", "ShapeN") or (op.inputs and all(tensor.op.name in found for tensor in op.inputs)):
-            found.add(op.name)
-    return found
+        if op.type in ("Const", "Shape", "ShapeN") or (op.inputs and all(tensor.op.name in names for tensor in op.inputs)):
+            names.add(op.name)
+    return names
 
 
 def _sources_of_values(op: tf.Operation) -> Iterator[tf.Operation]:

@@ -29,10 +29,10 @@ def with_own_gradient(tensors: Sequence[tf.Tensor], gradient: GradientFunction, 
     graph = tf.compat.v1.get_default_graph()
     functions = graph.get_collection_ref(_FUNCTIONS)
     with graph.gradient_override_map({"IdentityN": GRADIENT_TYPE}):
-        passed = tf.raw_ops.IdentityN(input=list(tensors), name=name)
-    passed[0].op._set_attr(_NUMBER, tf.compat.v1.AttrValue(i=len(functions)))
+        results = tf.raw_ops.IdentityN(input=list(tensors), name=name)
+    results[0].op._set_attr(_NUMBER, tf.compat.v1.AttrValue(i=len(functions)))
     functions.append(gradient)
-    return list(passed)
+    return list(results)
 
 
 @tf.RegisterGradient(GRADIENT_TYPE)

@@ -114,28 +114,28 @@ class Pullback:
     def __init__(self, emitted: Emitted, operators: Sequence[tf.Operation], again: Mapping[Key, tf.Tensor]) -> None:
         """Take the graph's operators in the order of their creation, and what is read instead of which tensor."""
         self.emitted, self._again = emitted, dict(again)
-        self._parts = [operators[each.start : each.end] if isinstance(each, Created) else each for each in emitted.parts]
+        self._parts = [operators[part.start : part.end] if isinstance(part, Created) else part for part in emitted.parts]
         self._own = {op.name for part in self._parts if not isinstance(part, Inner) for op in part}
-        self._cheap = {op.name for each in emitted.cheap for op in operators[each.start : each.end]}
+        self._cheap = {op.name for span in emitted.cheap for op in operators[span.start : span.end]}
         self._functions: dict[str, Any] = {}
         self._gradients: dict[Key, Gradient] = {}
         self.forward_needs: list[tf.Operation] = []
 
-    def run(self, given: Iterable[tuple[int, Values]], wanted: Sequence[int]) -> list[Values | None]:
+    def run(self, result_gradients: Iterable[tuple[int, Values]], positions: Sequence[int]) -> list[Values | None]:
         """Emit the gradient.
 
         Args:
-            given: the gradients of results, each with the result's index.
-            wanted: the positions of the operands whose gradients are asked for.
+            result_gradients: those of results, each with the result's index.
+            positions: those of the operands whose gradients are asked for.
 
         Returns:
             By operand, the gradients of its local values; None where there are none, and where the operand is the same
             tensor as one before, which has the gradient of both.
         """
-        for index, gradients in given:
+        for index, gradients in result_gradients:
             for result, gradient in zip(self.emitted.results[index], gradients, strict=True):
                 self._add(result, gradient)
-        operands = [self.emitted.operands[position] for position in wanted]
+        operands = [self.emitted.operands[position] for position in positions]
         reached = self._reached(value for values in operands for value in values)
         for part in reversed(self._parts):
             if isinstance(part, Inner):
@@ -143,16 +143,16 @@ class Pullback:
                 continue
             for op in reversed(part):
                 self._through(op, reached)
-        return [self._taken(values) for values in operands]
+        return [self._take(values) for values in operands]
 
-    def _taken(self, values: Values) -> Values | None:
+    def _take(self, values: Values) -> Values | None:
         """Return the gradients of an operand's local values, and forget them."""
-        found = [self._gradients.pop(key_of(value), None) for value in values]
-        if all(gradient is None for gradient in found):
+        gradients = [self._gradients.pop(key_of(value), None) for value in values]
+        if all(gradient is None for gradient in gradients):
             return None
         return [
             tf.zeros_like(value) if gradient is None else tf.convert_to_tensor(gradient)
-            for value, gradient in zip(values, found, strict=True)
+            for value, gradient in zip(values, gradients, strict=True)
         ]
 
     def _reached(self, starts: Iterable[tf.Tensor]) -> set[Key]:
@@ -201,9 +201,9 @@ class Pullback:
     def _through(self, op: tf.Operation, reached: Collection[Key]) -> None:
         """Emit the gradients of one TensorFlow operator's operands, if one of its results has a gradient."""
         gradients = [self._gradients.get(key_of(tensor)) for tensor in op.outputs]
-        wanted = [i for i, tensor in enumerate(op.inputs) if key_of(tensor) in reached]
+        positions = [i for i, tensor in enumerate(op.inputs) if key_of(tensor) in reached]
         function = self._function(op)
-        if not wanted or function is None or all(gradient is None for gradient in gradients):
+        if not positions or function is None or all(gradient is None for gradient in gradients):
             return
         if op.type not in _TAKES_NONE:
             gradients = [
@@ -213,40 +213,40 @@ class Pullback:
                 for tensor, gradient in zip(op.outputs, gradients, strict=True)
             ]
         with tf.name_scope(f"{op.name.rpartition(f'{REMATERIALIZED}/')[2]}_grad"):
-            found = self._call(function, op, gradients, wanted)
-        found = list(found) if isinstance(found, (list, tuple)) else [found]
-        for i, gradient in zip(range(len(op.inputs)), found, strict=False):
-            if gradient is None or i not in wanted:
+            results = self._call(function, op, gradients, positions)
+        results = list(results) if isinstance(results, (list, tuple)) else [results]
+        for i, gradient in zip(range(len(op.inputs)), results, strict=False):
+            if gradient is None or i not in positions:
                 continue
             if isinstance(gradient, tf.Tensor) and op.inputs[i].dtype != tf.resource:
                 gradient.set_shape(op.inputs[i].shape)
             self._add(op.inputs[i], gradient)
 
-    def _call(self, function: Any, op: tf.Operation, gradients: Sequence[Gradient | None], wanted: Collection[int]) -> Any:
+    def _call(self, function: Any, op: tf.Operation, gradients: Sequence[Gradient | None], places: Collection[int]) -> Any:
         """Call a gradient function on an operator, or on a stand-in that reads what the backward pass is to read."""
         if op.type in _READS_ITSELF or function is _of_function_call:
             return self._call_on_itself(function, op, gradients)
         inputs, outputs = [self._read(tensor) for tensor in op.inputs], [self._read(tensor) for tensor in op.outputs]
-        skip = [i for i in range(len(inputs)) if i not in wanted]
+        skip = [i for i in range(len(inputs)) if i not in places]
         is_itself = all(a is b for a, b in zip((*inputs, *outputs), (*op.inputs, *op.outputs), strict=True))
         return function(op if is_itself and not skip else StandIn(op, inputs, outputs, skip), *gradients)
 
     def _call_on_itself(self, function: Any, op: tf.Operation, gradients: Sequence[Gradient | None]) -> Any:
         """Call a gradient function that reads the operator itself; what it emits then reads what it is to read."""
         n_inputs, start = len(op.inputs), op.graph.version
-        found = function(op, *gradients)
+        results = function(op, *gradients)
         emitted = op.graph.get_operations()[start:]
-        names = {each.name for each in emitted}
+        names = {new_op.name for new_op in emitted}
         starts = [tensor.op for tensor in list(op.inputs)[n_inputs:] if tensor.op.name in names]
-        ahead = reached(starts, lambda op: [each for each in sources_of(op) if each.name in names])
+        ahead = reached(starts, lambda op: [source for source in sources_of(op) if source.name in names])
         self.forward_needs += ahead
-        for each in emitted if self._again else ():
-            if each not in ahead and each.type not in _SHAPES:
-                for i, tensor in enumerate(each.inputs):
+        for new_op in emitted if self._again else ():
+            if new_op not in ahead and new_op.type not in _SHAPES:
+                for i, tensor in enumerate(new_op.inputs):
                     read = self._read(tensor)
                     if read is not tensor:
-                        each._update_input(i, read)
-        return found
+                        new_op._update_input(i, read)
+        return results
 
     def _read(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return what the backward pass reads for a tensor: it, what was made again, or what is computed of that."""
@@ -255,7 +255,7 @@ class Pullback:
             return self._again.get(key, tensor)
         op = tensor.op
         if op.name in self._own and (op.type in VIEWS or op.name in self._cheap):
-            inputs = [self._read(each) for each in op.inputs]
+            inputs = [self._read(operand) for operand in op.inputs]
             if any(new is not old for new, old in zip(inputs, op.inputs, strict=True)):
                 dtypes = [output.dtype for output in op.outputs]
                 copy = op.graph.create_op(op.type, inputs, dtypes, attrs=dict(op.node_def.attr), name=op.type)

@@ -53,10 +53,10 @@ class StateEntry:
 
 def local_variables(value: np.ndarray, tensor: Tensor, layout: Layout, ranks: Sequence[int], name: str) -> list[tf.Variable]:
     """Return variables that hold each rank's shard of a global value."""
-    made = []
+    variables = []
     for rank in ranks:
         shard = np.ascontiguousarray(value[shard_slices(layout, tensor.shape, rank)])
         shard = shard.reshape(layout.local_shape(tensor.shape, rank))
         shape = uniform_shape(layout, tensor.shape)
-        made.append(tf.Variable(shard, dtype=tensor.dtype, shape=shape, trainable=False, name=name))
-    return made
+        variables.append(tf.Variable(shard, dtype=tensor.dtype, shape=shape, trainable=False, name=name))
+    return variables

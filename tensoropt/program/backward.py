@@ -57,19 +57,19 @@ class BackwardPass:
         self._buckets: dict[tuple[Axes, str], dict[Site, Value]] = {}
         self._index = -1
 
-    def run(self, forward: Sequence[Site], starts: Collection[str], given: Mapping[Site, Value]) -> list[Task]:
+    def run(self, forward: Sequence[Site], starts: Collection[str], seeds: Mapping[Site, Value]) -> list[Task]:
         """Write a backward pass; return its tasks.
 
         Args:
             forward: the operators, operands and shared copies in the order in which the forward pass made them.
             starts: names of the tensors with respect to which gradients are taken.
-            given: the gradients that the pass begins with, by their place.
+            seeds: the gradients that the pass begins with, by their place.
         """
         n_before = len(self.tasks)
         self._index += 1
         self._n_arrived.clear()
         reached = self._reached(starts)
-        for site, value in given.items():
+        for site, value in seeds.items():
             if site.kind == RESULT:  # of a tensor that another stage uses
                 self._arrive(site, value)
                 continue
@@ -114,12 +114,12 @@ class BackwardPass:
         if not gradients:
             return
         reads = tuple(self._residuals.reads_of(op, tuple(value for _, value in gradients)))
-        wanted = [i for i, tensor in op.operands if self._is_wanted(op, i, tensor, reached)]
-        if not wanted:
+        positions = [i for i, tensor in op.operands if self._is_wanted(op, i, tensor, reached)]
+        if not positions:
             return
-        made = tuple(self._gradient(Site(OPERAND, op.name, position)) for position in wanted)
-        self.tasks.append(Task(COMPUTE, BACKWARD, Site(OPERATOR, op.name), reads, made, gradients))
-        for position, value in zip(wanted, made, strict=True):
+        writes = tuple(self._gradient(Site(OPERAND, op.name, position)) for position in positions)
+        self.tasks.append(Task(COMPUTE, BACKWARD, Site(OPERATOR, op.name), reads, writes, gradients))
+        for position, value in zip(positions, writes, strict=True):
             self._arrive(value.site if self._accumulates(value.site) else self.flow.goes_to(op, position), value)
 
     def _is_wanted(self, op: Operator, position: int, tensor: Tensor, reached: Collection[str]) -> bool:

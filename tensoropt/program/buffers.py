@@ -248,40 +248,40 @@ class TaskBuffers:
             windows = self._resharded(halo_resharding(op, rule, config, True), operands[0][0])
             self._windows[task.writes[0]] = windows
             operands[0] = windows, operands[0][1]
-        made = self._made(op, task, of_tensors=True)
+        results = self._new_buffers(op, task, of_tensors=True)
         if op.type in (*COMPOSITES, VALUE_SHAPED):
-            made.append(self._keep(task, op, int(costs_of_config(self.costing, op, rule, config).saved_inside_bytes[0])))
+            results.append(self._keep(task, op, int(costs_of_config(self.costing, op, rule, config).saved_inside_bytes[0])))
         elif op.type in WHICH_CLASS and out.splits_inner(op):
             position, tensor = op.operands[0]
-            made.append(self._keep(task, op, out.operand_bytes(op, position) // tensor.item_bytes))
-        if made:
+            results.append(self._keep(task, op, out.operand_bytes(op, position) // tensor.item_bytes))
+        if results:
             reads = [buffer for buffer, _ in operands]
             overwrites = operands if op.type in OVERWRITE else ()
-            out.add([*reads, *self._completed(op, reads)], made, out.scratch_bytes(op), overwrites)
+            out.add([*reads, *self._completed(op, reads)], results, out.scratch_bytes(op), overwrites)
 
     def _compute_again(self, task: Task) -> None:
         """Add an operator that is rematerialized."""
         op, operands = self._operator(task), self._operands(self._operator(task), task)
-        made = self._made(op, task, of_tensors=False)
+        results = self._new_buffers(op, task, of_tensors=False)
         self._has_rematerialized = True
         for tensor, value in zip(op.outputs, task.writes, strict=True):
             viewed = viewed_operand(op, tensor.name)
             if viewed is not None:
                 index = next(k for k, (_, operand) in enumerate(op.operands) if operand.name == viewed.name)
                 self._buffers[value] = operands[index][0]
-        if made:
+        if results:
             overwrites = operands if op.type in OVERWRITE else ()
-            self._out.add([buffer for buffer, _ in operands], made, self._out.scratch_bytes(op), overwrites)
+            self._out.add([buffer for buffer, _ in operands], results, self._out.scratch_bytes(op), overwrites)
 
-    def _made(self, op: Operator, task: Task, of_tensors: bool) -> list[Buffer]:
+    def _new_buffers(self, op: Operator, task: Task, of_tensors: bool) -> list[Buffer]:
         """Return new buffers of an operator's results; those that are views have none."""
-        made = []
+        buffers = []
         for tensor, value in zip(op.outputs, task.writes, strict=True):
             if viewed_operand(op, tensor.name) is None:
                 n_bytes = self._out.result_bytes(op, tensor)
                 self._buffers[value] = Buffer(n_bytes, RESULTS, of=tensor.name if of_tensors else "")
-                made.append(self._buffers[value])
-        return made
+                buffers.append(self._buffers[value])
+        return buffers
 
     def _keep(self, task: Task, op: Operator, n_bytes: int) -> Buffer:
         """Return a buffer of so many bytes that an operator saves inside for its gradient."""
@@ -312,9 +312,9 @@ class TaskBuffers:
 
     def _sum(self, summands: Sequence[Buffer]) -> Buffer:
         """Add the instruction that sums gradients, over one of them if possible; return the sum."""
-        n_bytes = max(each.n_bytes for each in summands)
+        n_bytes = max(summand.n_bytes for summand in summands)
         total = Buffer(n_bytes, GRADIENTS, of=summands[0].of)
-        self._out.add(summands, [total], overwrites=[(each, n_bytes) for each in summands])
+        self._out.add(summands, [total], overwrites=[(summand, n_bytes) for summand in summands])
         return total
 
     def _compute_gradients(self, task: Task) -> None:
@@ -328,16 +328,16 @@ class TaskBuffers:
             out.add(self._for_parameters)
         self._for_parameters, self._has_rematerialized = [], False
         first = Value(Site(RESULT, op.result.name), micro_batch=task.micro_batch)
-        taken: dict[int, Buffer] = {}
-        known = list(arriving)
+        by_position: dict[int, Buffer] = {}
+        inputs = list(arriving)
         for value in task.reads:
             if value.site.kind == OPERAND:
                 is_window = value.site.position == 0 and first in self._windows
                 buffer = self._windows[first] if is_window else self._buffer(value)
-                taken[value.site.position] = buffer
-                known.append((buffer, out.operand_bytes(op, value.site.position)))
+                by_position[value.site.position] = buffer
+                inputs.append((buffer, out.operand_bytes(op, value.site.position)))
             else:
-                known.append((self._buffer(value), out.result_bytes(op, self.view.graph.tensors[value.site.name])))
+                inputs.append((self._buffer(value), out.result_bytes(op, self.view.graph.tensors[value.site.name])))
         inside = [self._saved_inside[first]] if first in self._saved_inside else []
         for value in task.writes:
             position, tensor = value.site.position, operand_of(op, value.site.position)
@@ -345,9 +345,9 @@ class TaskBuffers:
             n_bytes = out.operand_bytes(op, position)
             if position not in PASSED_ON.get(op.type, ()) or n_bytes != of_result:
                 gradient = Buffer(n_bytes, GRADIENTS, of=tensor.name)
-                own = taken.get(position) if op.type in PRODUCTS else None
-                reads = [*(buffer for buffer, _ in known if buffer is not own), *inside]
-                out.add(reads, [gradient], out.scratch_bytes(op, position), known if op.type in OVERWRITE else ())
+                own = by_position.get(position) if op.type in PRODUCTS else None
+                reads = [*(buffer for buffer, _ in inputs if buffer is not own), *inside]
+                out.add(reads, [gradient], out.scratch_bytes(op, position), inputs if op.type in OVERWRITE else ())
                 if tensor.name in self.view.graph.made_of_variables:
                     self._for_parameters += reads
             self._buffers[value] = gradient
@@ -361,8 +361,8 @@ class TaskBuffers:
             path = paths.forward if is_rows else paths.backward
             assert path is not None
             is_overlappable = is_rows or tensor.name in self.view.graph.made_of_variables
-            each = [gradient, *self._others.pop(value, ())]
-            sent = [self._out.move(path, one, resharding.item_bytes, GRADIENTS, is_overlappable, True) for one in each]
+            gradients = [gradient, *self._others.pop(value, ())]
+            sent = [self._out.move(path, g, resharding.item_bytes, GRADIENTS, is_overlappable, True) for g in gradients]
             self._buffers[returned] = sent[0]
             if len(sent) > 1:
                 self._others[returned] = sent[1:]
@@ -371,7 +371,7 @@ class TaskBuffers:
         """Add the update of a variable, or let it wait for a sum over all gradients."""
         updates = self.view.graph.updates.values()
         waits = any(update.sums for of_variable in updates for update in of_variable)
-        gradients = [each for value in task.reads for each in (self._buffer(value), *self._others.pop(value, ()))]
+        gradients = [gradient for value in task.reads for gradient in (self._buffer(value), *self._others.pop(value, ()))]
         variable = self._operator(task).result
         if task.site.name in self.view.graph.lookups:
             changes_all = not all(update.leaves_rows for update in self.view.graph.updates[task.site.name])

@@ -35,19 +35,19 @@ def divided(
         aliases: what is another value itself.
         operators: the operators by name.
     """
-    needed = set(ends)
+    needs = set(ends)
     first: list[Task] = []
     deferred: list[Task] = []
     for task in reversed(tasks):
-        wanted = tuple(value for value in task.writes if value in needed)
-        others = tuple(value for value in task.writes if value not in needed)
-        if not wanted:
+        urgent = tuple(value for value in task.writes if value in needs)
+        others = tuple(value for value in task.writes if value not in needs)
+        if not urgent:
             deferred.append(task)
             continue
         is_divided = others and task.work == COMPUTE and task.direction == BACKWARD
         if is_divided and has_separate_gradients(operators[task.site.name]):
             deferred.append(replace(task, writes=others))
-            task = replace(task, writes=wanted)
+            task = replace(task, writes=urgent)
         first.append(task)
-        needed.update(aliases.get(value, value) for value in (*task.all_reads, *task.after))
+        needs.update(aliases.get(value, value) for value in (*task.all_reads, *task.after))
     return first[::-1], deferred[::-1]

@@ -25,12 +25,12 @@ def einsum_scratch_bytes(equation: str, operand_bytes: Sequence[int], result_byt
     Args:
         equation: such as ``bqhd,bkhd->bhqk``.
     """
-    taken, made = equation.replace(" ", "").split("->")
-    operands = taken.split(",")
+    inputs, result = equation.replace(" ", "").split("->")
+    operands = inputs.split(",")
     if len(operands) != 2 or len(operand_bytes) != 2 or "..." in equation:
         return 0
     node = {label: i for i, label in enumerate(dict.fromkeys("".join(operands)))}
-    kind = {label: _kind(label, operands, made) for label in node}
+    kind = {label: _kind(label, operands, result) for label in node}
     total = 0
     for labels, n_bytes in zip(operands, operand_bytes, strict=True):
         if any(kind[label] == _SUMMED for label in labels):
@@ -41,7 +41,7 @@ def einsum_scratch_bytes(equation: str, operand_bytes: Sequence[int], result_byt
     by_place = sorted(node, key=node.__getitem__)
     product = [x for x in by_place if kind[x] == _BATCH]
     product += [x for labels in operands for x in by_place if x in labels and kind[x] == _FREE]
-    return total if product == list(made) else total + result_bytes
+    return total if product == list(result) else total + result_bytes
 
 
 def equation_of_gradient(equation: str, position: int) -> str:
@@ -51,14 +51,14 @@ def equation_of_gradient(equation: str, position: int) -> str:
         equation: the forward equation, of two operands.
         position: 0 or 1, the operand whose gradient is computed.
     """
-    taken, made = equation.split("->")
-    operands = taken.split(",")
-    return f"{made},{operands[1 - position]}->{operands[position]}"
+    inputs, result = equation.split("->")
+    operands = inputs.split(",")
+    return f"{result},{operands[1 - position]}->{operands[position]}"
 
 
-def _kind(label: str, operands: Sequence[str], made: str) -> int:
+def _kind(label: str, operands: Sequence[str], result: str) -> int:
     """Return the kind of a label: batch, free, contracted, or summed (only in one operand and not in the result)."""
     is_shared = all(label in labels for labels in operands)
-    if label in made:
+    if label in result:
         return _BATCH if is_shared else _FREE
     return _CONTRACTED if is_shared else _SUMMED

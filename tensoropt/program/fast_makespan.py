@@ -26,7 +26,7 @@ class _Passes(NamedTuple):
 
     Attributes:
         stage, submesh, work: of each pass its stage, the stage's submesh, and the number of its work, int32[N].
-        needed: the numbers of up to two passes that each needs; -1 for none, int32[N, 2].
+        sources: the numbers of up to two passes that each needs; -1 for none, int32[N, 2].
         link: for each of these the pair of neighbouring stages that lies between; -1 for none, int32[N, 2].
         is_deferring: whether each stage has passes of parameters, bool[stages].
     """
@@ -34,7 +34,7 @@ class _Passes(NamedTuple):
     stage: np.ndarray
     submesh: np.ndarray
     work: np.ndarray
-    needed: np.ndarray
+    sources: np.ndarray
     link: np.ndarray
     is_deferring: np.ndarray
 
@@ -42,23 +42,23 @@ class _Passes(NamedTuple):
 @lru_cache(maxsize=256)
 def _passes(order: StepOrder) -> _Passes:
     passes = merged(order.orders)
-    number = {each: i for i, each in enumerate(passes)}
+    number = {run: i for i, run in enumerate(passes)}
     n_stages = len(order.in_flight)
-    needed, link = np.full((2, len(passes), 2), -1, np.int32)
-    for i, each in enumerate(passes):
-        for k, other in enumerate(needs(each, n_stages)):
-            needed[i, k] = number[other]
-            link[i, k] = min(each.stage, other.stage) if each.stage != other.stage else -1
-    stage = np.array([each.stage for each in passes], np.int32)
-    work = np.array([_WORKS.index(each.work) for each in passes], np.int32)
+    sources, link = np.full((2, len(passes), 2), -1, np.int32)
+    for i, run in enumerate(passes):
+        for k, other in enumerate(needs(run, n_stages)):
+            sources[i, k] = number[other]
+            link[i, k] = min(run.stage, other.stage) if run.stage != other.stage else -1
+    stage = np.array([run.stage for run in passes], np.int32)
+    work = np.array([_WORKS.index(run.work) for run in passes], np.int32)
     is_deferring = np.isin(np.arange(n_stages), stage[work == _WORKS.index(PARAMETERS)])
-    return _Passes(stage, np.array(order.submeshes, np.int32)[stage], work, needed, link, is_deferring)
+    return _Passes(stage, np.array(order.submeshes, np.int32)[stage], work, sources, link, is_deferring)
 
 
 @compiled
 def _run(  # noqa: PLR0913
-    stage: Any, submesh: Any, work: Any, needed: Any, link: Any, takes: Any, early: Any, late: Any, transfer: Any, free: Any,
-    ended: Any,
+    stage: Any, submesh: Any, work: Any, sources: Any, link: Any, takes: Any, early: Any, late: Any, transfer: Any,
+    free: Any, ended: Any,
 ) -> None:  # fmt: skip
     """Set ``free``, when each submesh may begin, to when it ends, float64[submeshes, plans].
 
@@ -72,7 +72,7 @@ def _run(  # noqa: PLR0913
             if work[i] == _FORWARD:
                 ready += early[own, plan]
             for k in range(2):
-                other = needed[i, k]
+                other = sources[i, k]
                 if other >= 0:
                     way = 0.0
                     if link[i, k] >= 0:
@@ -118,7 +118,7 @@ class PassTimes:
 
     def scaled(self, factor: Times) -> PassTimes:
         """Return all times multiplied by a factor."""
-        return PassTimes(*(each * factor for each in astuple(self)))
+        return PassTimes(*(time * factor for time in astuple(self)))
 
     def total(self, n_micro_batches: int) -> Times:
         """Return the time of all passes of a step and of what runs once."""
@@ -145,7 +145,7 @@ def first_passes_us(times: Sequence[PassTimes], on_the_way: Transfers, submeshes
     Args:
         submeshes: the number of each stage's submesh. What all stages of one do before their first passes comes first.
     """
-    of_each = of_submeshes([each.before for each in times], submeshes, np.add)
+    of_each = of_submeshes([of_stage.before for of_stage in times], submeshes, np.add)
     begins = [of_each[submesh] for submesh in submeshes]
     for stage, way in enumerate(on_the_way.first):
         if way:
@@ -156,7 +156,7 @@ def first_passes_us(times: Sequence[PassTimes], on_the_way: Transfers, submeshes
 def step_us(times: Sequence[PassTimes], on_the_way: Transfers, order: StepOrder) -> Times:
     """Return the predicted time of a step whose stages run their passes in an order, or the times of many plans."""
     free, _ = _ends(times, on_the_way, order)
-    return last_end(free, order.submeshes, on_the_way.last, [each.after for each in times])
+    return last_end(free, order.submeshes, on_the_way.last, [of_stage.after for of_stage in times])
 
 
 def pass_ends(times: Sequence[PassTimes], on_the_way: Transfers, order: StepOrder) -> tuple[dict[Pass, float], list[float]]:
@@ -169,10 +169,10 @@ def _ends(times: Sequence[PassTimes], on_the_way: Transfers, order: StepOrder) -
     """Return when each submesh ends, and when each pass of the last plan does."""
     first = first_passes_us(times, on_the_way, order.submeshes)
     kinds = ("forward", "backward", "late", "parameters", "early")
-    given = [*first, *(getattr(each, kind) for kind in kinds for each in times)]
-    shape = np.broadcast_shapes(*(np.shape(each) for each in given))
-    arrays = np.array(given, np.float64)[:, None] if not shape else _broadcast(given, math.prod(shape))
-    begins, forward, backward, late, parameters, early = (each.copy() for each in np.split(arrays, 6))
+    values = [*first, *(getattr(of_stage, kind) for kind in kinds for of_stage in times)]
+    shape = np.broadcast_shapes(*(np.shape(value) for value in values))
+    arrays = np.array(values, np.float64)[:, None] if not shape else _broadcast(values, math.prod(shape))
+    begins, forward, backward, late, parameters, early = (part.copy() for part in np.split(arrays, 6))
     passes = _passes(order)
     free, ended = np.array(of_submeshes(begins, order.submeshes, np.maximum)), np.empty(len(passes.stage))
     divided = passes.is_deferring
@@ -180,9 +180,9 @@ def _ends(times: Sequence[PassTimes], on_the_way: Transfers, order: StepOrder) -
     late[divided] = 0.0
     takes = np.stack([forward - early, backward, parameters])
     _run(*passes[:5], takes, early, late, np.array([*on_the_way.each, 0.0]), free, ended)
-    return [each if shape else float(each[0]) for each in free], ended
+    return [end if shape else float(end[0]) for end in free], ended
 
 
-def _broadcast(given: Sequence[Times], n: int) -> np.ndarray:
+def _broadcast(values: Sequence[Times], n: int) -> np.ndarray:
     """Return times, each one or n of them, as rows of n."""
-    return np.stack([np.broadcast_to(np.asarray(each, np.float64).reshape(-1), (n,)) for each in given])
+    return np.stack([np.broadcast_to(np.asarray(value, np.float64).reshape(-1), (n,)) for value in values])

@@ -30,16 +30,16 @@ def all_of(graph: Graph) -> Fetch:
 
 def operators_of(graph: Graph, fetch: Fetch, given: Container[str] = ()) -> set[str]:
     """Return the names of the operators that a function runs: all that its targets need and that aren't given."""
-    found = graph.ancestors([tensor for tensor, _ in fetch.tensors], fetch.operators, given)
+    names = graph.ancestors([tensor for tensor, _ in fetch.tensors], fetch.operators, given)
     for name in fetch.train_steps:
-        found |= graph.operators_of(graph.train_steps[name], given)
-    return found
+        names |= graph.operators_of(graph.train_steps[name], given)
+    return names
 
 
-def backward_passes_of(graph: Graph, fetch: Fetch, needed: set[str]) -> list[Gradients]:
-    """Return the backward passes that a function runs, of which ``needed`` are the operators."""
+def backward_passes_of(graph: Graph, fetch: Fetch, names: set[str]) -> list[Gradients]:
+    """Return the backward passes that a function runs, of which ``names`` are the operators."""
     return [
-        taken
-        for taken in graph.backward_passes
-        if taken.name in fetch.train_steps or graph.gradient_operators(taken.name) & needed
+        gradients
+        for gradients in graph.backward_passes
+        if gradients.name in fetch.train_steps or graph.gradient_operators(gradients.name) & names
     ]

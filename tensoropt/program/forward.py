@@ -75,7 +75,7 @@ class ForwardPass:
     def append(self, task: Task) -> None:
         """Append a task, of the micro-batch if it is one's."""
         if self.once is not None:
-            reads, writes, after = (tuple(map(self.own, each)) for each in (task.reads, task.writes, task.after))
+            reads, writes, after = (tuple(map(self.own, values)) for values in (task.reads, task.writes, task.after))
             gradients = tuple((index, self.own(value)) for index, value in task.gradients)
             task = Task(task.work, task.direction, task.site, reads, writes, gradients, after, self.micro_batch, task.stream)
         self.tasks.append(task)
@@ -109,7 +109,7 @@ class ForwardPass:
             by = self.once if self.once is not None and self.flow.accumulates(op, position) else self
             reads.append(by.operand(Site(OPERAND, op.name, position), tensor))
         self.sites.append(Site(OPERATOR, op.name))
-        self.add(COMPUTE, Site(OPERATOR, op.name), reads, [each for each in results_of(op) if each.site.name not in given])
+        self.add(COMPUTE, Site(OPERATOR, op.name), reads, [v for v in results_of(op) if v.site.name not in given])
         for tensor in op.outputs:
             viewed = viewed_operand(op, tensor.name)
             if viewed is not None:
@@ -151,9 +151,9 @@ class ForwardPass:
         else:
             self.alias(Value(site), source)
 
-    def back(self, given: Mapping[Site, Value], starts: Collection[str]) -> dict[Site, Value]:
+    def back(self, seeds: Mapping[Site, Value], starts: Collection[str]) -> dict[Site, Value]:
         """Write a backward pass; return the gradients that nothing passes on. See :meth:`.BackwardPass.run`."""
-        for task in self.backward.run(self.sites, starts, given):
+        for task in self.backward.run(self.sites, starts, seeds):
             self.append(task)
         for value, source in self.backward.aliases.items():
             self.alias(value, source)

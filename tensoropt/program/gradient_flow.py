@@ -28,7 +28,7 @@ class GradientFlow:
         self.view, self.path_finder, self.is_whole = view, path_finder, is_whole
         self.losses: dict[str, Tensor] = dict(view.graph.losses)
         consumers = consumers_of(view.graph) if is_whole else {}
-        self._with_copy = {name for name, those in consumers.items() if len(those) > 1}
+        self._with_copy = {name for name, readers in consumers.items() if len(readers) > 1}
 
     def to_shared(self, tensor: Tensor) -> Resharding | None:
         """Return the resharding to the copy that all consumers share; None if they share none."""
@@ -66,10 +66,10 @@ class GradientFlow:
 
         An operand is also the loss or a hyperparameter of a training step, and a gradient that a variable is given.
         """
-        tensor, known = self.resharded_tensor(site), self.view.derived
-        if site not in known:
-            known[site] = self._derived(site, tensor)
-        return tensor, known[site]
+        tensor, derived = self.resharded_tensor(site), self.view.derived
+        if site not in derived:
+            derived[site] = self._derived(site, tensor)
+        return tensor, derived[site]
 
     def _derived(self, site: Site, tensor: Tensor) -> Resharding:
         """Return how a tensor is resharded to a site."""

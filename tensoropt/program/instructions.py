@@ -123,12 +123,12 @@ class Instructions:
         """
         if views_operand(path):
             return source
-        known = id(path), item_bytes
-        if known not in self._taken:
+        key_of_path = id(path), item_bytes
+        if key_of_path not in self._taken:
             by = self.costing.reshardings
-            self._taken[known] = path, moved_bytes(path, item_bytes, by), workspaces(path, item_bytes, by)
+            self._taken[key_of_path] = path, moved_bytes(path, item_bytes, by), workspaces(path, item_bytes, by)
             self._groups |= groups_of(path)
-        _, (last, scratch_bytes), of_workspaces = self._taken[known]
+        _, (last, scratch_bytes), of_workspaces = self._taken[key_of_path]
         moved = Buffer(last, use, is_python_s=path.communicates, of=source.of)
         reads = [source] if after is None else [source, after]
         self.add(
@@ -149,7 +149,7 @@ class Instructions:
         """
         n_before = len(self._program)
         yield
-        self._program[n_before:] = [replace(each, calls_python=False) for each in self._program[n_before:]]
+        self._program[n_before:] = [replace(instruction, calls_python=False) for instruction in self._program[n_before:]]
 
     def finished(self) -> list[Instruction]:
         """Return all instructions; the last one reads the buffers that stay alive to the end."""
@@ -232,16 +232,16 @@ def nccl_workspace(groups: Iterable[Axes], costing: ReshardingCosting) -> int:
 
 def workspaces(path: Path, item_bytes: int, costing: ReshardingCosting) -> dict[str, int]:
     """Return the bytes of each workspace that a path's collectives keep, by its name: none of those in the graph."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     if costing.in_graph:
-        return found
+        return sizes
     # Where blocks are uneven, the last rank has the largest in each dimension.
     largest = path.source.mesh.n_devices - 1
     for step in path.steps:
         if isinstance(step, Step) and step.communicates:
             for name, n_bytes in workspace_bytes(rank_step(step, path.shape, largest), item_bytes).items():
-                found[name] = max(found.get(name, 0), n_bytes)
-    return found
+                sizes[name] = max(sizes.get(name, 0), n_bytes)
+    return sizes
 
 
 def _bytes_after(step: Step | HaloStep, path: Path, item_bytes: int) -> int:

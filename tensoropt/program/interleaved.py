@@ -51,12 +51,12 @@ def interleaving_of(value: Any, n_stages: int) -> Interleaving | None:
     """
     if value is None:
         return None
-    found = Interleaving(value["n_submeshes"], value["per_round"], tuple(value["ahead"]))
-    numbers, n_submeshes = (found.n_submeshes, found.per_round, *found.ahead), len(found.ahead)
-    are_counts = all(type(each) is int and each > 0 for each in numbers)
-    if not are_counts or n_submeshes != found.n_submeshes or n_stages % n_submeshes:
+    interleaving = Interleaving(value["n_submeshes"], value["per_round"], tuple(value["ahead"]))
+    numbers, n_submeshes = (interleaving.n_submeshes, interleaving.per_round, *interleaving.ahead), len(interleaving.ahead)
+    are_counts = all(type(number) is int and number > 0 for number in numbers)
+    if not are_counts or n_submeshes != interleaving.n_submeshes or n_stages % n_submeshes:
         raise ValueError(f"{n_stages} stages can't be interleaved as {value}")
-    return found
+    return interleaving
 
 
 def interleaved_orders(n_stages: int, n_micro_batches: int, interleaving: Interleaving) -> Orders:
@@ -66,16 +66,16 @@ def interleaved_orders(n_stages: int, n_micro_batches: int, interleaving: Interl
     """
     n_submeshes, per_round, ahead_of = interleaving
     rounds = _rounds(n_micro_batches, per_round)
-    found = []
+    orders = []
     for submesh, ahead in enumerate(ahead_of):
         stages = range(submesh, n_stages, n_submeshes)
-        forward = [Pass(stage, i, FORWARD) for each in rounds for stage in stages for i in each]
-        backward = [Pass(stage, i, BACKWARD) for each in rounds for stage in reversed(stages) for i in each]
+        forward = [Pass(stage, i, FORWARD) for indices in rounds for stage in stages for i in indices]
+        backward = [Pass(stage, i, BACKWARD) for indices in rounds for stage in reversed(stages) for i in indices]
         order = forward[:ahead]
-        for index, each in enumerate(backward):
-            order += [each, *forward[ahead + index : ahead + index + 1]]
-        found.append(tuple(order))
-    return tuple(found)
+        for index, run in enumerate(backward):
+            order += [run, *forward[ahead + index : ahead + index + 1]]
+        orders.append(tuple(order))
+    return tuple(orders)
 
 
 @lru_cache(maxsize=64)
@@ -85,29 +85,29 @@ def tried_interleavings(n_stages: int, n_micro_batches: int, n_submeshes: int) -
     Args:
         n_submeshes: a number that divides that of stages.
     """
-    found = []
+    ways = []
     per_submesh = n_stages // n_submeshes
-    for each in ROUNDS:
-        first, *others = _rounds(n_micro_batches, each * n_submeshes)
+    for factor in ROUNDS:
+        first, *others = _rounds(n_micro_batches, factor * n_submeshes)
         least = n_micro_batches // (1 + len(others))
-        for more in AHEAD_PER_SUBMESH:
+        for extra in AHEAD_PER_SUBMESH:
             ahead = (
-                min(n_micro_batches * per_submesh, (per_submesh - 1) * len(first) + 1 + more * (n_submeshes - 1 - submesh))
+                min(n_micro_batches * per_submesh, (per_submesh - 1) * len(first) + 1 + extra * (n_submeshes - 1 - submesh))
                 for submesh in range(n_submeshes)
             )
-            found.append(Interleaving(n_submeshes, least, tuple(ahead)))
-    orders = {each: interleaved_orders(n_stages, n_micro_batches, each) for each in found}
-    return tuple(each for each, order in orders.items() if _has_an_end(order))
+            ways.append(Interleaving(n_submeshes, least, tuple(ahead)))
+    orders = {way: interleaved_orders(n_stages, n_micro_batches, way) for way in ways}
+    return tuple(way for way, order in orders.items() if _has_an_end(order))
 
 
 def most_in_flight(n_stages: int, orders: Orders) -> tuple[int, ...]:
     """Return for each stage how many micro-batches have run their forward pass and not their backward pass at most."""
     most: Counter[int] = Counter()
     for order in orders:
-        held: Counter[int] = Counter()
-        for each in order:
-            held[each.stage] += {FORWARD: 1, BACKWARD: -1}[each.work]
-            most[each.stage] = max(most[each.stage], held[each.stage])
+        in_flight: Counter[int] = Counter()
+        for run in order:
+            in_flight[run.stage] += {FORWARD: 1, BACKWARD: -1}[run.work]
+            most[run.stage] = max(most[run.stage], in_flight[run.stage])
     return tuple(most[stage] for stage in range(n_stages))
 
 

@@ -100,26 +100,26 @@ def peak_of_program(program: Sequence[Instruction], observer: Observer | None = 
     Args:
         observer: called at each instruction.
     """
-    dying, given = _lifetimes(program)
-    memory = _Memory(program, given)
+    dying, first_buffers = _lifetimes(program)
+    memory = _Memory(program, first_buffers)
     peak, at_peak = Peak(memory.alive.total(), Counter(memory.alive)), dict(memory.there)
     held: list[Buffer] = []  # Python's buffers that died since the last call of Python
     leaving: list[Buffer] = []  # Python's buffers that died before that call: it frees them
-    for i, each in enumerate(program):
-        if each.calls_python or (i and set(program[i - 1].writes) & set(each.reads)):
+    for i, instruction in enumerate(program):
+        if instruction.calls_python or (i and set(program[i - 1].writes) & set(instruction.reads)):
             memory.give_back(leaving)
             leaving = []
-        memory.write(each, dying[i])
+        memory.write(instruction, dying[i])
         if observer is not None:
             observer(i, memory.alive)
-        total = memory.alive.total() + each.scratch_bytes
+        total = memory.alive.total() + instruction.scratch_bytes
         if total > peak.n_bytes:
-            by_use = +(memory.alive + Counter({SCRATCH: each.scratch_bytes}))
+            by_use = +(memory.alive + Counter({SCRATCH: instruction.scratch_bytes}))
             peak, at_peak = Peak(total, by_use, i), dict(memory.there)
         memory.give_back(leaving)
         memory.give_back(buffer for buffer in dying[i] if id(buffer) not in memory.python_s)
         died = [buffer for buffer in dying[i] if id(buffer) in memory.python_s]
-        leaving, held = (held, died) if each.calls_python else ([], held + died)
+        leaving, held = (held, died) if instruction.calls_python else ([], held + died)
     for key, buffer in at_peak.items():
         if buffer.of:
             peak.by_tensor[buffer.of] += memory.size[key]
@@ -137,15 +137,17 @@ class _Memory:
         python_s: the buffers that Python allocated, and those written over them.
     """
 
-    def __init__(self, program: Sequence[Instruction], given: Iterable[Buffer]) -> None:
+    def __init__(self, program: Sequence[Instruction], buffers: Iterable[Buffer]) -> None:
         self.alive: Counter[str] = Counter()
         self.there: dict[int, Buffer] = {}
-        self.size = {id(buffer): buffer.n_bytes for each in program for buffer in (*each.writes, *each.reads)}
-        self.python_s = {id(buffer) for each in program for buffer in each.writes if buffer.is_python_s}
-        for buffer in given:
+        self.size = {
+            id(buffer): buffer.n_bytes for instruction in program for buffer in (*instruction.writes, *instruction.reads)
+        }
+        self.python_s = {id(buffer) for instruction in program for buffer in instruction.writes if buffer.is_python_s}
+        for buffer in buffers:
             self._take(buffer)
 
-    def write(self, each: Instruction, dying: list[Buffer]) -> None:
+    def write(self, instruction: Instruction, dying: list[Buffer]) -> None:
         """Take the buffers that an instruction writes.
 
         Args:
@@ -153,14 +155,14 @@ class _Memory:
         """
         # Python's memory is overwritten only through a view of a part of it.
         free = [
-            (b, seen)
-            for b, seen in dict.fromkeys(each.overwrites)
-            if b in dying and (seen < self.size[id(b)] or id(b) not in self.python_s)
+            (b, view_bytes)
+            for b, view_bytes in dict.fromkeys(instruction.overwrites)
+            if b in dying and (view_bytes < self.size[id(b)] or id(b) not in self.python_s)
         ]
-        for buffer in each.writes:
-            over = next((other for other, seen in free if seen == buffer.n_bytes), None)
+        for buffer in instruction.writes:
+            over = next((other for other, view_bytes in free if view_bytes == buffer.n_bytes), None)
             if over is not None:
-                free = [(b, seen) for b, seen in free if b is not over]
+                free = [(b, view_bytes) for b, view_bytes in free if b is not over]
                 dying.remove(over)
                 self.give_back([over])
                 self.size[id(buffer)] = self.size[id(over)]
@@ -189,9 +191,9 @@ def made_text(instruction: Instruction) -> str:
 
 def _lifetimes(program: Sequence[Instruction]) -> tuple[list[list[Buffer]], set[Buffer]]:
     """Return the buffers that each instruction is the last to use, and those that no instruction writes."""
-    last = {id(buffer): i for i, each in enumerate(program) for buffer in (*each.writes, *each.reads)}
+    last = {id(buffer): i for i, instruction in enumerate(program) for buffer in (*instruction.writes, *instruction.reads)}
     dying: list[list[Buffer]] = [[] for _ in program]
-    for i, each in enumerate(program):
-        dying[i] = [buffer for buffer in dict.fromkeys((*each.reads, *each.writes)) if last[id(buffer)] == i]
-    written = {buffer for each in program for buffer in each.writes}
-    return dying, {buffer for each in program for buffer in each.reads} - written
+    for i, instruction in enumerate(program):
+        dying[i] = [buffer for buffer in dict.fromkeys((*instruction.reads, *instruction.writes)) if last[id(buffer)] == i]
+    written = {buffer for instruction in program for buffer in instruction.writes}
+    return dying, {buffer for instruction in program for buffer in instruction.reads} - written

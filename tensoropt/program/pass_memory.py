@@ -97,12 +97,12 @@ class PassMemory:
     @classmethod
     def joined(cls, parts: Sequence[PassMemory]) -> PassMemory:
         """Return the bytes under the strategies of several, one after the other."""
-        of_parts = zip(*((each.outside, each.begins, each.rises, each.changes) for each in parts), strict=True)
-        return cls(*(np.concatenate(each, axis=-1) for each in of_parts))
+        of_parts = zip(*((part.outside, part.begins, part.rises, part.changes) for part in parts), strict=True)
+        return cls(*(np.concatenate(arrays, axis=-1) for arrays in of_parts))
 
     def take(self, points: Any) -> PassMemory:
         """Return the bytes under some of the strategies, in any order."""
-        return PassMemory(*(each[..., points] for each in (self.outside, self.begins, self.rises, self.changes)))
+        return PassMemory(*(amounts[..., points] for amounts in (self.outside, self.begins, self.rises, self.changes)))
 
 
 def peak_together(
@@ -121,7 +121,8 @@ def peak_together(
     if not all(len(memory.rises) for memory in memories.values()):
         return np.sum([memory.outside for memory in memories.values()], axis=0)
     alive = {stage: memory.begins for stage, memory in memories.items()}
-    in_flight, waiting = dict.fromkeys(memories, 0), {s: each.waiting_bytes(0, 0) for s, (_, each) in of_stages.items()}
+    in_flight = dict.fromkeys(memories, 0)
+    waiting = {stage: messages.waiting_bytes(0, 0) for stage, (_, messages) in of_stages.items()}
     none_waits, most, passes = sum(waiting.values()), np.zeros_like(sum(alive.values())), _with_parameters(order)
     last_of = {stage: number for number, (stage, _, _) in enumerate(passes)}
     outside = 0 * most  # beyond what is alive, of stages whose passes have all run
@@ -145,10 +146,10 @@ def peak_together(
 
 def _with_parameters(order: Iterable[Pass]) -> list[tuple[int, int, int]]:
     """Return the passes as stage, micro-batch and number of the work, each backward pass with that of its parameters."""
-    passes = [(each.stage, each.micro_batch, _WORKS.index(each.work)) for each in order]
+    passes = [(run.stage, run.micro_batch, _WORKS.index(run.work)) for run in order]
     if any(work == 2 for *_, work in passes):
         return passes
-    return [each for stage, index, work in passes for each in ((stage, index, work), (stage, index, 2))[: 1 + (work == 1)]]
+    return [row for stage, index, work in passes for row in ((stage, index, work), (stage, index, 2))[: 1 + (work == 1)]]
 
 
 def pass_memory(view: StrategyView, costing: OperatorCosting, path_finder: PathFinder, ends: StageEnds) -> PassMemory:
@@ -173,7 +174,7 @@ def _memory_of(program: list[Instruction], begins: list[int]) -> PassMemory:
     peak = peak_of_program(program, observe).n_bytes
     if not begins:
         return PassMemory.of(np.zeros((0, 1), np.int64), np.array([[peak]]))
-    most = totals + np.array([each.scratch_bytes for each in program], np.int64)
+    most = totals + np.array([instruction.scratch_bytes for instruction in program], np.int64)
     # Nothing is read or written at the instructions at which passes begin, so what is alive there is alive between passes.
     parts = pairwise([0, *begins, len(program) - 1])
     of_parts = np.array([most[first : last + 1].max() for first, last in parts])

@@ -25,14 +25,14 @@ Orders = tuple[tuple[Pass, ...], ...]
 """For each submesh the passes of its stages in order; but for interleaved stages each stage has a submesh of its own."""
 
 
-def needs(each: Pass, n_stages: int) -> list[Pass]:
+def needs(run: Pass, n_stages: int) -> list[Pass]:
     """Return the passes of other stages, and the pass before of its own micro-batch and stage, that a pass needs."""
-    if each.work == FORWARD:
-        return [each._replace(stage=each.stage - 1)] if each.stage else []
-    if each.work == PARAMETERS:
-        return [each._replace(work=BACKWARD)]
-    later = [each._replace(stage=each.stage + 1)] if each.stage + 1 < n_stages else []
-    return [each._replace(work=FORWARD), *later]
+    if run.work == FORWARD:
+        return [run._replace(stage=run.stage - 1)] if run.stage else []
+    if run.work == PARAMETERS:
+        return [run._replace(work=BACKWARD)]
+    later = [run._replace(stage=run.stage + 1)] if run.stage + 1 < n_stages else []
+    return [run._replace(work=FORWARD), *later]
 
 
 def merged(orders: Orders) -> list[Pass]:
@@ -41,20 +41,20 @@ def merged(orders: Orders) -> list[Pass]:
     Raises:
         ValueError: there is none; the message names the passes that wait for each other.
     """
-    n_stages = 1 + max((each.stage for order in orders for each in order), default=0)
+    n_stages = 1 + max((run.stage for order in orders for run in order), default=0)
     done: set[Pass] = set()
-    found: list[Pass] = []
+    passes: list[Pass] = []
     at = [0] * len(orders)
     while True:
-        before = len(found)
+        before = len(passes)
         for submesh, order in enumerate(orders):
             while at[submesh] < len(order) and done.issuperset(needs(order[at[submesh]], n_stages)):
                 done.add(order[at[submesh]])
-                found.append(order[at[submesh]])
+                passes.append(order[at[submesh]])
                 at[submesh] += 1
-        if len(found) == before:
+        if len(passes) == before:
             break
     waiting = [order[index] for order, index in zip(orders, at, strict=True) if index < len(order)]
     if waiting:
         raise ValueError(f"passes wait for each other: {', '.join(map(str, waiting))}")
-    return found
+    return passes

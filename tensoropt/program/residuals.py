@@ -112,13 +112,13 @@ class Residuals:
         """Rematerialize an operator: compute its results from operands as the backward pass reads them."""
         reads = tuple(self._operand(op, position) for position, _ in op.operands)
         sites = tuple(Site(RESULT, tensor.name) for tensor in op.outputs)
-        made = self._again(COMPUTE, Site(OPERATOR, op.name), reads, sites)
-        self._results.update((tensor.name, value) for tensor, value in zip(op.outputs, made, strict=True))
+        values = self._again(COMPUTE, Site(OPERATOR, op.name), reads, sites)
+        self._results.update((tensor.name, value) for tensor, value in zip(op.outputs, values, strict=True))
 
     def _again(
         self, work: str, site: Site, reads: tuple[Value, ...], writes: tuple[Site, ...], stream: str = COMPUTING
     ) -> tuple[Value, ...]:
         """Append a task of the forward pass that is run once more; return what it makes."""
-        made = tuple(Value(each, AGAIN) for each in writes)
-        self.tasks.append(Task(work, REMATERIALIZED, site, reads, made, after=self._after, stream=stream))
-        return made
+        values = tuple(Value(target, AGAIN) for target in writes)
+        self.tasks.append(Task(work, REMATERIALIZED, site, reads, values, after=self._after, stream=stream))
+        return values

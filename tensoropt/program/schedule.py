@@ -56,11 +56,11 @@ def tried_in_flight(n_stages: int, n_micro_batches: int) -> list[tuple[int, ...]
 
     More hide what is on its way, and let an earlier stage that takes longer go on while a later one is at its first.
     """
-    more = (
-        tuple(min(n_micro_batches, 1 + (n_stages - 1 - stage) * (1 + each)) for stage in range(n_stages))
-        for each in range(MOST_MORE_IN_FLIGHT + 1)
+    ways = (
+        tuple(min(n_micro_batches, 1 + (n_stages - 1 - stage) * (1 + extra)) for stage in range(n_stages))
+        for extra in range(MOST_MORE_IN_FLIGHT + 1)
     )
-    return list(dict.fromkeys(more))
+    return list(dict.fromkeys(ways))
 
 
 def tried_deferred(n_stages: int, n_micro_batches: int) -> list[tuple[int, ...]]:
@@ -68,8 +68,8 @@ def tried_deferred(n_stages: int, n_micro_batches: int) -> list[tuple[int, ...]]
 
     The first stage defers none: nobody waits for its gradients.
     """
-    tried = (tuple(min(n_micro_batches, stage * each) for stage in range(n_stages)) for each in DEFERRED_PER_STAGE)
-    return list(dict.fromkeys(tried))
+    ways = (tuple(min(n_micro_batches, stage * factor) for stage in range(n_stages)) for factor in DEFERRED_PER_STAGE)
+    return list(dict.fromkeys(ways))
 
 
 class StepOrder(NamedTuple):
@@ -136,23 +136,23 @@ def tried_orders(
     """
     n, none = n_micro_batches, (0,) * n_stages
     if n_submeshes is not None and n_submeshes < n_stages:
-        found = []
-        for each in tried_interleavings(n_stages, n, n_submeshes):
-            in_flight = most_in_flight(n_stages, interleaved_orders(n_stages, n, each))
-            found.append(StepOrder(INTERLEAVED, n, in_flight, none, each))
-        return found
+        orders = []
+        for interleaving in tried_interleavings(n_stages, n, n_submeshes):
+            in_flight = most_in_flight(n_stages, interleaved_orders(n_stages, n, interleaving))
+            orders.append(StepOrder(INTERLEAVED, n, in_flight, none, interleaving))
+        return orders
     if n == 1:
         return [StepOrder(schedule or ONE_FORWARD_ONE_BACKWARD, 1, (1,) * n_stages, none)]
     if schedule == ALL_FORWARD:
         return [StepOrder(ALL_FORWARD, n, (n,) * n_stages, none)]
-    tried = tried_in_flight(n_stages, n)
-    found = []
+    all_in_flight = tried_in_flight(n_stages, n)
+    orders = []
     if schedule != ZERO_BUBBLE:
-        found += [StepOrder(ONE_FORWARD_ONE_BACKWARD, n, in_flight, none) for in_flight in tried]
+        orders += [StepOrder(ONE_FORWARD_ONE_BACKWARD, n, in_flight, none) for in_flight in all_in_flight]
     if schedule != ONE_FORWARD_ONE_BACKWARD:
-        every = product(tried_deferred(n_stages, n), tried)
-        found += [StepOrder(ZERO_BUBBLE, n, in_flight, deferred) for deferred, in_flight in every]
-    return found
+        every = product(tried_deferred(n_stages, n), all_in_flight)
+        orders += [StepOrder(ZERO_BUBBLE, n, in_flight, deferred) for deferred, in_flight in every]
+    return orders
 
 
 def check_schedule(schedule: object) -> None:
@@ -189,10 +189,10 @@ def of_submeshes(
     Args:
         submeshes: the number of each stage's submesh.
     """
-    found: dict[int, Times] = {}
-    for each, submesh in zip(of_stages, submeshes, strict=True):
-        found[submesh] = combine(found[submesh], each) if submesh in found else each
-    return [found[submesh] for submesh in sorted(found)]
+    totals: dict[int, Times] = {}
+    for value, submesh in zip(of_stages, submeshes, strict=True):
+        totals[submesh] = combine(totals[submesh], value) if submesh in totals else value
+    return [totals[submesh] for submesh in sorted(totals)]
 
 
 def last_end(ends: Sequence[Times], submeshes: Sequence[int], last: Sequence[float], after: Sequence[Times]) -> Times:
@@ -204,8 +204,8 @@ def last_end(ends: Sequence[Times], submeshes: Sequence[int], last: Sequence[flo
     last, after = of_submeshes(last, submeshes, max), of_submeshes(after, submeshes, np.add)
     # Of two submeshes the one that doesn't send back is the one that waits; of more it may be any.
     waits = reduce(np.maximum, after)
-    found = [
+    times = [
         np.maximum(end + own, end + way + waits) if way else end + own
         for end, way, own in zip(ends, last, after, strict=True)
     ]
-    return reduce(np.maximum, found)
+    return reduce(np.maximum, times)

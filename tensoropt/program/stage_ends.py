@@ -53,15 +53,15 @@ def ends_of(
         graph: the stage's.
         tables: variables whose gradients come in part from what the stage sends before its passes.
     """
-    trained, returned = ([each for each in those if each.has_gradient and train_steps] for those in (sent, received))
+    trained, returned = ([c for c in crossings if c.has_gradient and train_steps] for crossings in (sent, received))
     is_cut, steps = graph.micro_batching is not None, stages.whole.graph.train_steps
     losses = {name: steps[name].loss for name in train_steps}
     return StageEnds(
-        returned=frozenset(each.tensor for each in returned),
+        returned=frozenset(crossing.tensor for crossing in returned),
         divides=divides and bool(returned),
-        sent=tuple(dict.fromkeys(each.tensor for each in sent)),
-        given=tuple(dict.fromkeys([*(each.tensor for each in trained), *(tables if is_cut else ())])),
-        late=frozenset(each.tensor for each in returned if not is_cut and each not in stages.awaited),
+        sent=tuple(dict.fromkeys(crossing.tensor for crossing in sent)),
+        given=tuple(dict.fromkeys([*(crossing.tensor for crossing in trained), *(tables if is_cut else ())])),
+        late=frozenset(crossing.tensor for crossing in returned if not is_cut and crossing not in stages.awaited),
         added=() if is_cut else tuple(tables),
         losses={
             name: graph.tensors[loss.name] if stages.home(loss) == stage else None
@@ -81,13 +81,13 @@ def send(ends: StageEnds, forward: ForwardPass, n_runs: int) -> None:
 
 def fed_gradients(ends: StageEnds, forward: ForwardPass, n_runs: int) -> dict[Site, Value]:
     """Write the gradients that other stages send of the tensors that a step computes so often; return them."""
-    found: dict[Site, Value] = {}
+    gradients: dict[Site, Value] = {}
     for name in ends.given:
         if forward.view.graph.n_runs(name) == n_runs:
             site = Site(RESULT, name)
-            found[site] = Value(site, GRADIENT)
-            forward.append(Task(FEED, BACKWARD, site, (), (found[site],)))
-    return found
+            gradients[site] = Value(site, GRADIENT)
+            forward.append(Task(FEED, BACKWARD, site, (), (gradients[site],)))
+    return gradients
 
 
 def sent_back(forward: ForwardPass, arrived: dict[Site, Value], names: Collection[str]) -> list[Task]:

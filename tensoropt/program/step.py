@@ -172,9 +172,9 @@ class _Step:
             if op.name not in late:
                 self._write(op)
         # Losses first: a fetched loss is then available already.
-        for taken in self.takes:
-            if graph.producers[taken.loss.name].name not in late:
-                self._resharded_loss(taken)
+        for of_loss in self.takes:
+            if graph.producers[of_loss.loss.name].name not in late:
+                self._resharded_loss(of_loss)
         sites = self._fetched
         for site, tensor in sites:
             if graph.producers[tensor.name].name not in late:
@@ -184,28 +184,28 @@ class _Step:
         for op in operators:
             if op.name in late:
                 self._write(op)
-        for taken in self.takes:
-            self._take(taken)
+        for of_loss in self.takes:
+            self._take(of_loss)
         gradients, first_added = self._gradients_of_variables(), len(self.tasks)
         for arrived in self._taken.values():
             add_gradients(self.ends, self._pass, arrived)
-        added = self.tasks[first_added:]
+        additions = self.tasks[first_added:]
         self._train([graph.train_steps[name] for name in self.fetch.train_steps if name not in self._trained])
-        fetched = tuple(self._pass.operand(*each) for each in sites)
-        end = self._place(added[0]) if added else len(self.tasks)
+        fetched = tuple(self._pass.operand(*pair) for pair in sites)
+        end = self._place(additions[0]) if additions else len(self.tasks)
         deferred = end if self._last_urgent is None else self._place(self._last_urgent) + 1
         passes = (0, self._n_forward, deferred, end)
-        ran = self.fetch.train_steps
-        return StepProgram(tuple(self.tasks), self.aliases, 1, passes, fetched, gradients, ran, self.ends.losses)
+        steps = self.fetch.train_steps
+        return StepProgram(tuple(self.tasks), self.aliases, 1, passes, fetched, gradients, steps, self.ends.losses)
 
     def _place(self, task: Task) -> int:
         """Return the index of a task."""
-        return next(index for index, each in enumerate(self.tasks) if each is task)
+        return next(index for index, other in enumerate(self.tasks) if other is task)
 
     @property
     def _fetched(self) -> list[tuple[Site, Tensor]]:
         """The tensors that the function returns, and where."""
-        return [(Site(LOCAL if is_local else GLOBAL, each.name), each) for each, is_local in self.fetch.tensors]
+        return [(Site(LOCAL if is_local else GLOBAL, tensor.name), tensor) for tensor, is_local in self.fetch.tensors]
 
     def _write(self, op: Operator) -> None:
         """Write an operator of the current pass, after the gradients and the updates that it waits for."""
@@ -238,29 +238,29 @@ class _Step:
         """
         micro_batching = self.graph.micro_batching
         assert micro_batching is not None
-        (taken,) = self.graph.backward_passes
+        (gradients,) = self.graph.backward_passes
         sums: dict[Site, Value] = {}
         rows: dict[Site, list[Value]] = {}
         copies = {name for name in self.graph.tensors if self.graph.accumulates(name)}
         read_after = [(Site(GLOBAL, tensor.name), tensor) for op in after for _, tensor in op.operands]
         joined = {site: list[Value]() for site, t in [*self._fetched, *read_after] if self.graph.n_runs(t.name) > 1}
         for index in range(n):
-            which = MicroBatch(micro_batching, index, self.view.strategy.mesh.n_devices)
-            self._pass = ForwardPass(self.flow, self.tasks, self.aliases, self._once, which, *self._options)
+            micro_batch = MicroBatch(micro_batching, index, self.view.strategy.mesh.n_devices)
+            self._pass = ForwardPass(self.flow, self.tasks, self.aliases, self._once, micro_batch, *self._options)
             self._passes.append(len(self.tasks))
             for op in operators:
                 self._write(op)
-            self._resharded_loss(taken)
+            self._resharded_loss(gradients)
             for site, parts in joined.items():
                 tensor = self.graph.tensors[site.name]
-                is_local = site.kind == LOCAL and self._lies_as_it_would(tensor, which)
+                is_local = site.kind == LOCAL and self._lies_as_it_would(tensor, micro_batch)
                 parts.append(self._pass.own(self._pass.operand(Site(LOCAL if is_local else GLOBAL, site.name), tensor)))
             send(self.ends, self._pass, micro_batching.n)
             start = len(self.tasks)
-            arrived = self._back_from(taken, copies | self._found(taken) | self.ends.returned)
+            arrived = self._back_from(gradients, copies | self._lookup_results(gradients) | self.ends.returned)
             written = {value: at for at, task in enumerate(self.tasks[start:], start) for value in task.writes}
             # Each is accumulated as soon as it is there. The later come first, so that indices of earlier ones stay.
-            for site, value in sorted(arrived.items(), key=lambda each: -written[each[1]]):
+            for site, value in sorted(arrived.items(), key=lambda item: -written[item[1]]):
                 if site.kind == RESULT:
                     rows.setdefault(site, []).append(value)
                     continue
@@ -276,30 +276,30 @@ class _Step:
             self._pass.add(JOIN, site, parts, (Value(site),))
         for op in after:
             self._write(op)
-        fetched = tuple(self._pass.operand(*each) for each in self._fetched)
+        fetched = tuple(self._pass.operand(*pair) for pair in self._fetched)
         self._n_forward = len(self.tasks)
         sums.update(fed_gradients(self.ends, self._pass, n_runs=1))
-        self._taken[taken.name] = arrived = self._pass.back(sums, self._variables(taken) | self.ends.returned)
+        self._taken[gradients.name] = arrived = self._pass.back(sums, self._variables(gradients) | self.ends.returned)
         self.tasks += sent_back(self._pass, arrived, self.ends.returned)
-        self._train([self.graph.train_steps[taken.name]], rows)
+        self._train([self.graph.train_steps[gradients.name]], rows)
         return fetched
 
-    def _lies_as_it_would(self, tensor: Tensor, which: MicroBatch) -> bool:
+    def _lies_as_it_would(self, tensor: Tensor, micro_batch: MicroBatch) -> bool:
         """Return whether a rank's shards of all micro-batches, joined, are its shard of the tensor of the whole batch."""
-        dimension = which.micro_batching.forms[tensor.name]
+        dimension = micro_batch.micro_batching.forms[tensor.name]
         if dimension == IS_SUM:
             return True
         split = self.view.layout(tensor).splits[dimension]
-        return self.view.strategy.mesh.size_of(split) == which.n_shares and split == tuple(sorted(split))
+        return self.view.strategy.mesh.size_of(split) == micro_batch.n_shares and split == tuple(sorted(split))
 
     # The backward pass
 
-    def _take(self, taken: Gradients) -> dict[Site, Value]:
+    def _take(self, gradients: Gradients) -> dict[Site, Value]:
         """Write the backward pass that takes gradients, once; return those that nothing passes on."""
-        if taken.name not in self._taken:
-            starts = self._variables(taken) | self._found(taken) | self.ends.returned
-            self._taken[taken.name] = self._back_from(taken, starts)
-        return self._taken[taken.name]
+        if gradients.name not in self._taken:
+            starts = self._variables(gradients) | self._lookup_results(gradients) | self.ends.returned
+            self._taken[gradients.name] = self._back_from(gradients, starts)
+        return self._taken[gradients.name]
 
     def _train(self, steps: Sequence[TrainStep], rows: Mapping[Site, Sequence[Value]] | None = None) -> None:
         """Write the updates of training steps, after the gradients that they need.
@@ -314,10 +314,10 @@ class _Step:
             if step.loss is not None:
                 arrived = self._take(Gradients(step.name, step.loss, step.variables))
             sites = (Site(OPERAND, step.name, HYPERPARAMETER - i) for i in range(len(step.optimizer.tensors)))
-            hyperparameters = [self._pass.operand(*each) for each in zip(sites, step.optimizer.tensors, strict=True)]
-            given = {name: self._given(name, tensor) for name, tensor in zip(step.variables, step.gradients, strict=False)}
-            found = {site: [value] for site, value in arrived.items()} if rows is None else rows
-            updates.add(step, arrived, found, given, hyperparameters)
+            hyperparameters = [self._pass.operand(*pair) for pair in zip(sites, step.optimizer.tensors, strict=True)]
+            values = {name: self._given(name, tensor) for name, tensor in zip(step.variables, step.gradients, strict=False)}
+            all_rows = {site: [value] for site, value in arrived.items()} if rows is None else rows
+            updates.add(step, arrived, all_rows, values, hyperparameters)
         if steps:
             updates.write(self._n_forward)
 
@@ -328,42 +328,42 @@ class _Step:
         position = self.graph.given_gradients[variable].index(tensor)
         return self._pass.operand(Site(OPERAND, variable, position), tensor)
 
-    def _variables(self, taken: Gradients) -> set[str]:
+    def _variables(self, gradients: Gradients) -> set[str]:
         """Return the names of the variables' tensors with respect to which gradients are taken."""
-        return {self.graph.operators[name].result.name for name in taken.variables if name not in self.graph.lookups}
+        return {self.graph.operators[name].result.name for name in gradients.variables if name not in self.graph.lookups}
 
-    def _found(self, taken: Gradients) -> set[str]:
+    def _lookup_results(self, gradients: Gradients) -> set[str]:
         """Return the names of what lookups find in variables that are updated by rows."""
-        lookups = [name for variable in taken.variables for name in self.graph.lookups.get(variable, ())]
+        lookups = [name for variable in gradients.variables for name in self.graph.lookups.get(variable, ())]
         return {self.graph.operators[name].result.name for name in lookups}
 
-    def _resharded_loss(self, taken: Gradients) -> Tensor | None:
+    def _resharded_loss(self, gradients: Gradients) -> Tensor | None:
         """Write the resharding of the loss that a backward pass begins with; return it, None in a stage without it."""
-        loss = self.ends.losses.get(taken.name, taken.loss)
+        loss = self.ends.losses.get(gradients.name, gradients.loss)
         if loss is not None:
-            self.flow.losses[taken.name] = loss
-            self._pass.operand(Site(OPERAND, taken.name, LOSS), loss)
+            self.flow.losses[gradients.name] = loss
+            self._pass.operand(Site(OPERAND, gradients.name, LOSS), loss)
         return loss
 
-    def _back_from(self, taken: Gradients, starts: set[str]) -> dict[Site, Value]:
+    def _back_from(self, gradients: Gradients, starts: set[str]) -> dict[Site, Value]:
         """Write the backward pass from a loss, or from gradients that other stages send.
 
         Returns:
             The gradients that nothing passes on, in this stage.
         """
-        loss, given = self._resharded_loss(taken), fed_gradients(self.ends, self._pass, self.graph.n_micro_batches)
-        start, site = len(self.tasks), Site(OPERAND, taken.name, LOSS)
+        loss, received = self._resharded_loss(gradients), fed_gradients(self.ends, self._pass, self.graph.n_micro_batches)
+        start, site = len(self.tasks), Site(OPERAND, gradients.name, LOSS)
         # The gradient of the loss is a constant.
         seeds = {} if loss is None else {site: Value(site, GRADIENT_OF)}
         for seed in seeds.values():
             self._pass.append(Task(FEED, BACKWARD, site, (Value(site),), (seed,)))
-        arrived = self._pass.back({**seeds, **given}, starts)
+        arrived = self._pass.back({**seeds, **received}, starts)
         late = self.ends.late
         sent, sent_last = (sent_back(self._pass, arrived, names) for names in (self.ends.returned - late, late))
         first, deferred = self.tasks[start:], list[Task]()
         if self.ends.divides:
-            needed = [value for task in sent for value in task.reads]
-            first, deferred = divided(first, needed, self.aliases, self.graph.operators)
+            values = [value for task in sent for value in task.reads]
+            first, deferred = divided(first, values, self.aliases, self.graph.operators)
         self.tasks[start:] = [*first, *sent, *deferred, *sent_last]
         self._deferred = start + len(first) + len(sent)
         self._last_urgent = sent[-1] if sent else self._last_urgent

@@ -120,10 +120,10 @@ class Task:
     step: str = ""
 
     def __str__(self) -> str:
-        what = {FORWARD: "", BACKWARD: "gradient of ", REMATERIALIZED: "again "}[self.direction]
+        prefix = {FORWARD: "", BACKWARD: "gradient of ", REMATERIALIZED: "again "}[self.direction]
         after = f" after {', '.join(map(str, self.after))}" if self.after else ""
         stream = f" [{self.stream}]" if self.stream != COMPUTING else ""
-        return f"{self.work} {what}{self.site}: {_text(self.all_reads)} -> {_text(self.writes)}{after}{stream}"
+        return f"{self.work} {prefix}{self.site}: {_text(self.all_reads)} -> {_text(self.writes)}{after}{stream}"
 
     @property
     def is_of_rows(self) -> bool:

@@ -35,7 +35,7 @@ class Updates:
         step: TrainStep,
         arrived: Mapping[Site, Value],
         rows: Mapping[Site, Sequence[Value]],
-        given: Mapping[str, Value] = MappingProxyType({}),
+        values: Mapping[str, Value] = MappingProxyType({}),
         hyperparameters: Sequence[Value] = (),
     ) -> None:
         """Add the updates of a training step.
@@ -43,19 +43,19 @@ class Updates:
         Args:
             arrived: the gradients that nothing passed on.
             rows: the gradients of lookups' results in all micro-batches.
-            given: what the model computed to update a variable by, by the variable's name.
+            values: what the model computed to update a variable by, by the variable's name.
             hyperparameters: values of the optimizer that the model computes.
         """
         graph, others = self.flow.view.graph, tuple(hyperparameters)
         for name in step.variables:
             lookups = graph.lookups.get(name, ())
-            sites = [Site(RESULT, graph.operators[each].result.name) for each in lookups]
+            sites = [Site(RESULT, graph.operators[lookup].result.name) for lookup in lookups]
             site = Site(RESULT, graph.operators[name].result.name)
             if lookups:
-                found = [(value, each) for each in sites for value in rows.get(each, ())]
-                self.rows.append((name, step.name, found, others))
-            elif name in given:
-                self.dense.append((name, step.name, (given[name], *others)))
+                gradients = [(value, row_site) for row_site in sites for value in rows.get(row_site, ())]
+                self.rows.append((name, step.name, gradients, others))
+            elif name in values:
+                self.dense.append((name, step.name, (values[name], *others)))
             elif site in arrived:
                 self.dense.append((name, step.name, (arrived[site], *others)))
 
@@ -74,7 +74,7 @@ class Updates:
             task = Task(UPDATE, BACKWARD, Site(OPERATOR, name), reads, (), step=step)
             sources = (source_of(value, self.aliases) for value in reads)
             needs = Site(RESULT, self.flow.view.graph.operators[name].result.name), *sources
-            last = max((used[each] for each in needs if each in used), default=len(self.tasks) - 1)
+            last = max((used[need] for need in needs if need in used), default=len(self.tasks) - 1)
             later.setdefault(last + 1, []).append(task)
         for index in sorted(later, reverse=True):
             self.tasks[index:index] = later[index]

@@ -22,24 +22,24 @@ def signed(text: str) -> str:
     return f'{head}{_KEY}{_sum(head.encode())}"\n}}\n'
 
 
-def check_signed(what: str, file: str | os.PathLike[str], data: bytes, value: dict[str, Any]) -> None:
+def check_signed(kind: str, file: str | os.PathLike[str], data: bytes, value: dict[str, Any]) -> None:
     """Refuse a file whose text was changed since it was signed.
 
     Args:
-        what: the kind of the file, for the message.
+        kind: that of the file, for the message.
         data: its bytes.
         value: its JSON value, which loses its checksum.
 
     Raises:
         InputError: it has no checksum, or was changed.
     """
-    with reading_value(what, file):
+    with reading_value(kind, file):
         stated = value.pop("checksum")
     head, _, tail = data.rpartition(_KEY.encode())
     actual = _sum(head)
     if stated != actual or "".join(tail.decode().split()) != f'{actual}"}}':
         raise InputError(
-            f"{what} '{cut(file)}' was changed since it was saved: its checksum is {short(stated)}, its contents' "
+            f"{kind} '{cut(file)}' was changed since it was saved: its checksum is {short(stated)}, its contents' "
             f"is {actual!r}; save it again, after a search with force= for what should differ"
         )
 

@@ -29,12 +29,12 @@ def config_words(kind: str, config: str, results: Sequence[str]) -> str:
 def _words(kind: str, config: str, results: tuple[str, ...]) -> str:
     if config == "-":
         return "a whole copy on every device"
-    said = []
+    words = []
     for part in config.split():
         factor, _, axes = part.partition(":")
         word = _WORDS.get(kind, {}).get(factor) or _plain(factor, axes, results)
-        said.append(f"{word} over {axes}")
-    return ", ".join(said)
+        words.append(f"{word} over {axes}")
+    return ", ".join(words)
 
 
 def _plain(factor: str, axes: str, results: Sequence[str]) -> str:

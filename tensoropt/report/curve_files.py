@@ -72,13 +72,13 @@ def _sia(points: Sequence[Row]) -> dict[str, str]:
         rows: dict[str, list[list[Any]]] = {name: [] for name in SIA_COLUMNS}
         for point in sorted(points, key=lambda point: (point["parallelism"], point["machines"], point["batch"])):
             count, machines = point["parallelism"], point["machines"]
-            per_device, each = divmod(point["batch"], count), count // machines
+            per_device, per_machine = divmod(point["batch"], count), count // machines
             if kind_of(point) != kind or per_device[1]:
                 continue
             costs = [per_device[0], point["time_us"] / 1e6, point["network_time_us"] / 1e6]
             rows["scalability"].append([machines, count, *costs])
-            if each <= MOST_DIGITS:
-                rows["placements"].append([str(each) * machines, *costs])
+            if per_machine <= MOST_DIGITS:
+                rows["placements"].append([str(per_machine) * machines, *costs])
         if not rows["placements"]:
             raise InputError(
                 f"no point on {kind} has a batch that its devices divide and at most {MOST_DIGITS} of them in a machine, as "

@@ -15,9 +15,9 @@ def unbeaten(points: Sequence[Row]) -> list[int]:
         for number, point in enumerate(points)
         if point.get("samples_per_s") and point.get("price_per_hour") is not None
     ]
-    kept, least = list[int](), math.inf
+    numbers, least = list[int](), math.inf
     for _, price, number in sorted(compared):
         if price < least:
-            kept.append(number)
+            numbers.append(number)
             least = price
-    return kept
+    return numbers

@@ -91,9 +91,9 @@ def _layer_costs(plan: PlanRows) -> dict[str, Row]:
     """Return the costs of each layer, of all stages together."""
     layers: dict[str, dict[str, Any]] = {}
     for row in (row for stage in plan.stages for row in layer_costs(stage)):
-        known = layers.setdefault(row["name"], {key: 0 for key in row if key != "name"})
-        for key in known:
-            known[key] += row[key]
+        costs = layers.setdefault(row["name"], {key: 0 for key in row if key != "name"})
+        for key in costs:
+            costs[key] += row[key]
     return dict(layers)
 
 
@@ -135,14 +135,14 @@ def differences_text(facts: dict[str, Any]) -> str:
 
 def _totals_text(facts: dict[str, Any]) -> str:
     totals, names = facts["totals"], {"sum_bytes": "paper's sum", "peak_bytes": "memory per device"}
-    shown = {key: pair for key, pair in totals.items() if key not in _COUNTS or set(pair) != {1}}
-    rows = [[names.get(key, key.removesuffix("_us").replace("_", " ")), *_pair(key, pair)] for key, pair in shown.items()]
+    pairs = {key: pair for key, pair in totals.items() if key not in _COUNTS or set(pair) != {1}}
+    rows = [[names.get(key, key.removesuffix("_us").replace("_", " ")), *_pair(key, pair)] for key, pair in pairs.items()]
     return table(rows, ("per device and step", "before", "after", "change"))
 
 
 def _plans_text(facts: dict[str, Any]) -> list[str]:
     stages = stages_table(dict(zip(("before", "after"), facts["stages"], strict=True)))
-    schedule = " > ".join(dict.fromkeys(each["name"] for each in facts["schedule"]))
+    schedule = " > ".join(dict.fromkeys(side["name"] for side in facts["schedule"]))
     parts = [_totals_text(facts), *([f"{stages}\nby {schedule}"] if stages else [])]
     if facts["mesh"][0] != facts["mesh"][1]:
         parts.append(f"the mesh was {facts['mesh'][0]} and is {facts['mesh'][1]}")
@@ -150,8 +150,8 @@ def _plans_text(facts: dict[str, Any]) -> list[str]:
         if facts[key]:
             names = ", ".join(facts[key][:5])
             more = f" and {len(facts[key]) - 5} others" if len(facts[key]) > 5 else ""
-            there = f"{counted(len(facts[key]), 'operator')} {'is' if len(facts[key]) == 1 else 'are'} there"
-            parts.append(f"{there} only {where}: {names}{more}")
+            subject = f"{counted(len(facts[key]), 'operator')} {'is' if len(facts[key]) == 1 else 'are'} there"
+            parts.append(f"{subject} only {where}: {names}{more}")
     if not facts["operators"] and not facts["layers"]:
         return [*parts, "no operator's config differs"]
     rows = [
@@ -173,8 +173,8 @@ def _said(op: Row) -> str:
     return op["words"] + (", computed again" if op["is_rematerialized"] else "")
 
 
-def _left_out(rows: Sequence[Any], what: str) -> str:
-    return f"\n{MOST_ROWS} of {len(rows)} {what}; --json has all" if len(rows) > MOST_ROWS else ""
+def _left_out(rows: Sequence[Any], noun: str) -> str:
+    return f"\n{MOST_ROWS} of {len(rows)} {noun}; --json has all" if len(rows) > MOST_ROWS else ""
 
 
 def _pair(key: str, pair: Sequence[float | None]) -> list[str]:
@@ -192,7 +192,7 @@ def _pair(key: str, pair: Sequence[float | None]) -> list[str]:
 
 def _frontiers_text(facts: dict[str, Any]) -> list[str]:
     named = zip(("before: ", "after:  "), facts["hardware"], facts["summaries"], strict=True)
-    lines = [f"{which}{hardware}, {summary}" for which, hardware, summary in named]
+    lines = [f"{label}{hardware}, {summary}" for label, hardware, summary in named]
     rows = []
     for row in facts["limits"]:
         old, new = row["time_us"]

@@ -44,9 +44,9 @@ def explanation(
     """
     value = plan.value
     smaller_faster = tuple(zip(("smaller", "faster"), neighbours or (None, None), strict=True))
-    known = [plan.peak_bytes, *(row.get("peak_bytes") for _, row in smaller_faster if row is not None)]
-    memory = "peak_bytes" if all(known) else "sum_bytes"
-    compared = {what: None if row is None else compared_costs(plan, row, memory) for what, row in smaller_faster}
+    peaks = [plan.peak_bytes, *(row.get("peak_bytes") for _, row in smaller_faster if row is not None)]
+    memory = "peak_bytes" if all(peaks) else "sum_bytes"
+    compared = {side: None if row is None else compared_costs(plan, row, memory) for side, row in smaller_faster}
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -120,10 +120,10 @@ def time_parts(stage: StageRows) -> list[dict[str, Any]]:
         _add(compute, UPDATES if op["type"] == _VARIABLE else op["type"], op["time_us"])
     for row in stage.reshardings:
         _add(network, ways_text(stage, row), row["time_us"])
-    parts = [(COMPUTE, each) for each in _ordered(compute, "time_us")]
-    parts += [(COLLECTIVES, each) for each in _ordered(network, "time_us")]
+    parts = [(COMPUTE, row) for row in _ordered(compute, "time_us")]
+    parts += [(COLLECTIVES, row) for row in _ordered(network, "time_us")]
     parts.sort(key=lambda part: -part[1]["time_us"])
-    rows = [{"part": part, **each} for part, each in parts]
+    rows = [{"part": part, **row} for part, row in parts]
     if stage.overlap_time_us:
         rows.append({"part": OVERLAP, "name": OVERLAPPED, "time_us": -stage.overlap_time_us})
     return rows
@@ -132,9 +132,9 @@ def time_parts(stage: StageRows) -> list[dict[str, Any]]:
 def ways_text(stage: StageRows, row: Row) -> str:
     """Return the kinds of a resharding's collectives as text, those of the way back after ``back``."""
     forward, backward = _kinds(stage.forward(row)), _kinds(stage.backward(row))
-    said = [forward] if forward else []
-    said += [f"back {backward}"] if backward else []
-    return ", ".join(said) or "local copies"
+    words = [forward] if forward else []
+    words += [f"back {backward}"] if backward else []
+    return ", ".join(words) or "local copies"
 
 
 def _kinds(ways: Iterable[Way]) -> str:
@@ -178,14 +178,14 @@ def layer_costs(stage: StageRows) -> list[dict[str, Any]]:
     for row in stage.reshardings:
         copied = 0 if row.get("is_regathered", False) else row.get("copy_bytes", 0)
         rows.append((stage.layer_of(row), (0, 0.0, row["time_us"], row.get("accumulator_bytes", 0) + copied)))
-    return sorted(_summed(keys, rows), key=lambda each: -(each["time_us"] + each["network_time_us"]))
+    return sorted(_summed(keys, rows), key=lambda totals: -(totals["time_us"] + totals["network_time_us"]))
 
 
 def rematerialized(stage: StageRows) -> list[dict[str, Any]]:
     """Return by type what the operators that the backward pass computes again free and take."""
-    made = [op for op in stage.operators if op.get("is_rematerialized", False)]
-    made.sort(key=lambda op: (-op["freed_bytes"], -op["rematerialization_us"]))
-    rows = ((op["type"], (1, op["freed_bytes"], op["rematerialization_us"])) for op in made)
+    ops = [op for op in stage.operators if op.get("is_rematerialized", False)]
+    ops.sort(key=lambda op: (-op["freed_bytes"], -op["rematerialization_us"]))
+    rows = ((op["type"], (1, op["freed_bytes"], op["rematerialization_us"])) for op in ops)
     return _summed(("operators", "freed_bytes", "time_us"), rows)
 
 
@@ -193,21 +193,21 @@ def _summed(keys: Sequence[str], rows: Iterable[tuple[str, Sequence[float]]]) ->
     """Return sums of amounts by name, in the order in which the names first come."""
     totals: dict[str, Sequence[float]] = {}
     for name, amounts in rows:
-        known = totals.get(name)
-        totals[name] = amounts if known is None else [a + b for a, b in zip(known, amounts, strict=True)]
+        total = totals.get(name)
+        totals[name] = amounts if total is None else [a + b for a, b in zip(total, amounts, strict=True)]
     return [{"name": name, **dict(zip(keys, amounts, strict=True))} for name, amounts in totals.items()]
 
 
 def regathered(stage: StageRows) -> list[dict[str, Any]]:
     """Return what each copy that is regathered in the backward pass frees and takes."""
-    made = sorted((row for row in stage.reshardings if row.get("is_regathered", False)), key=_copy_bytes)
+    copies = sorted((row for row in stage.reshardings if row.get("is_regathered", False)), key=_copy_bytes)
     return [
         {
             "name": f"{row['tensor']} to {row['consumers'][0]}",
             "freed_bytes": -_copy_bytes(row),
             "time_us": row["regathering_us"],
         }
-        for row in made
+        for row in copies
     ]
 
 
@@ -220,7 +220,7 @@ def _add(amounts: dict[str, float], name: str, amount: float) -> None:
     amounts[name] = amounts.get(name, 0) + amount
 
 
-def _ordered(amounts: Mapping[str, float], what: str) -> list[dict[str, Any]]:
+def _ordered(amounts: Mapping[str, float], key: str) -> list[dict[str, Any]]:
     """Return amounts in descending order as rows; zeros are left out."""
     rows: Sequence[tuple[str, float]] = sorted(((n, a) for n, a in amounts.items() if a > 0), key=lambda row: -row[1])
-    return [{"name": name, what: amount} for name, amount in rows]
+    return [{"name": name, key: amount} for name, amount in rows]

@@ -32,8 +32,8 @@ def _time(facts: dict[str, Any]) -> str:
     compute, hidden = ([row for row in facts["time"] if row["part"] == part] for part in (COMPUTE, OVERLAP))
     network = sum(row["time_us"] for row in facts["time"] if row["part"] == COLLECTIVES)
     amounts = sorted([*compute, {"name": NETWORK, "time_us": network}], key=lambda row: -row["time_us"])
-    shown = [*_largest(amounts, "time_us"), *((row["name"], row["time_us"]) for row in hidden)]
-    return _times(shown, facts, "where the time goes")
+    rows = [*_largest(amounts, "time_us"), *((row["name"], row["time_us"]) for row in hidden)]
+    return _times(rows, facts, "where the time goes")
 
 
 def _times(amounts: Iterable[Sequence[Any]], facts: dict[str, Any], header: str) -> str:
@@ -57,38 +57,38 @@ def _bytes(amounts: Iterable[Sequence[Any]], total: float, header: str) -> str:
 
 def _peak(facts: dict[str, Any]) -> list[str]:
     if not facts["peak"]:
-        held = [f"{facts[key]} {what}" for key, what in (("in_flight", "in flight"), ("deferred", "deferred")) if facts[key]]
+        parts = [f"{facts[key]} {key.replace('_', ' ')}" for key in ("in_flight", "deferred") if facts[key]]
         if facts["peak_bytes"] is None or facts["in_flight"] + facts["deferred"] == 1:
             return []
         return [
-            f"at once, at the peak of a step: {memory_text(facts['peak_bytes'])}, with {' and '.join(held)} of its "
+            f"at once, at the peak of a step: {memory_text(facts['peak_bytes'])}, with {' and '.join(parts)} of its "
             "micro-batches and their messages, where the sum has one"
         ]
     total = sum(row["bytes"] for row in facts["peak"])
     uses = _bytes(_largest(facts["peak"], "bytes"), total, f"at once, at the peak of a step: {memory_text(total)}")
-    instant, shown = facts["peak_instant"], [(row["name"], row["bytes"]) for row in facts["peak_tensors"][:MOST_ROWS]]
-    shown.append(("all else", total - sum(n_bytes for _, n_bytes in shown)))
-    tensors = _bytes([row for row in shown if row[1] > 0], total, "tensors at the peak")
+    instant, rows = facts["peak_instant"], [(row["name"], row["bytes"]) for row in facts["peak_tensors"][:MOST_ROWS]]
+    rows.append(("all else", total - sum(n_bytes for _, n_bytes in rows)))
+    tensors = _bytes([row for row in rows if row[1] > 0], total, "tensors at the peak")
     makes = f", while it makes {instant['makes']}" if instant["makes"] else ""
     at = f"the peak is at instruction {instant['instruction'] + 1} of {instant['instructions']}{makes}"
     return [uses, f"{at}\n{tensors}"]
 
 
 def _layers(facts: dict[str, Any]) -> str:
-    shown = with_rest(facts["layers"], MOST_ROWS, ("operators", "time_us", "network_time_us", "sum_bytes"))
-    cells = [[name, n, f"{us:,.1f}", f"{network:,.1f}", memory_text(n_bytes)] for name, n, us, network, n_bytes in shown]
+    rows = with_rest(facts["layers"], MOST_ROWS, ("operators", "time_us", "network_time_us", "sum_bytes"))
+    cells = [[name, n, f"{us:,.1f}", f"{network:,.1f}", memory_text(n_bytes)] for name, n, us, network, n_bytes in rows]
     return table(cells, ("layers", "operators", "compute us", "network us", "of the sum"))
 
 
 def _rematerialized(facts: dict[str, Any]) -> list[str]:
-    shown = with_rest(facts["rematerialized"], MOST_ROWS, ("operators", "freed_bytes", "time_us"), "other types")
-    cells = [[name, count, memory_text(freed), f"{us:,.1f}"] for name, count, freed, us in shown]
+    rows = with_rest(facts["rematerialized"], MOST_ROWS, ("operators", "freed_bytes", "time_us"), "other types")
+    cells = [[name, count, memory_text(freed), f"{us:,.1f}"] for name, count, freed, us in rows]
     return [table(cells, ("rematerialized in the backward pass", "operators", "not saved", "us"))] if cells else []
 
 
 def _regathered(facts: dict[str, Any]) -> list[str]:
-    shown = with_rest(facts["regathered"], MOST_ROWS, ("freed_bytes", "time_us"))
-    cells = [[name, memory_text(freed), f"{us:,.1f}"] for name, freed, us in shown]
+    rows = with_rest(facts["regathered"], MOST_ROWS, ("freed_bytes", "time_us"))
+    cells = [[name, memory_text(freed), f"{us:,.1f}"] for name, freed, us in rows]
     return [table(cells, ("copies regathered in the backward pass", "not saved", "us"))] if cells else []
 
 
@@ -101,15 +101,15 @@ def _rows_around(lines: Sequence[str]) -> str:
 
 
 def _neighbours(facts: dict[str, Any]) -> str:
-    rows, shown = [], [facts, *(facts[what] for what in ("smaller", "faster") if facts[what])]
-    memory = "peak_bytes" if all(each["peak_bytes"] for each in shown) else "sum_bytes"
-    for what in ("smaller", "faster"):
-        point = facts[what]
+    rows, points = [], [facts, *(facts[side] for side in ("smaller", "faster") if facts[side])]
+    memory = "peak_bytes" if all(point["peak_bytes"] for point in points) else "sum_bytes"
+    for side in ("smaller", "faster"):
+        point = facts[side]
         if point is None:
-            rows.append([f"none is {what}", "", "", "", ""])
+            rows.append([f"none is {side}", "", "", "", ""])
             continue
         rows.append([
-            f"the next {what}",
+            f"the next {side}",
             memory_text(point[memory]), signed(point["memory_change"]),
             f"{point['time_us']:,.1f}", signed(point["time_change"]),
         ])  # fmt: skip

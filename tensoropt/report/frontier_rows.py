@@ -89,16 +89,16 @@ class FrontierRows:
     @property
     def chosen(self) -> int:
         """The number of the point that was chosen when the file was written; of the fastest one if none was."""
-        known = self.value.get("details", {}).get("chosen")
-        if known is None:
-            known = self.fastest_within(None)
-            assert known is not None
-        return int(known)
+        number = self.value.get("details", {}).get("chosen")
+        if number is None:
+            number = self.fastest_within(None)
+            assert number is not None
+        return int(number)
 
     def fitting_the_device(self) -> tuple[int, Row] | None:
         """Return the number and the costs of the fastest point within the default limit of the device, None if none fits."""
-        has = device_bytes_of(self.value["assumed"])
-        point = None if has is None else self.fastest_within(default_limit(has))
+        device_bytes = device_bytes_of(self.value["assumed"])
+        point = None if device_bytes is None else self.fastest_within(default_limit(device_bytes))
         return None if point is None else (point, self.points[point])
 
     def facts_of(self, point: int) -> tuple[Neighbours | None, tuple[int, Row] | None]:

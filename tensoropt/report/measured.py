@@ -24,7 +24,7 @@ def measured_at(points: Sequence[Row], check: Row, file: str) -> dict[str, Any]:
     Raises:
         InputError: the check ran another plan.
     """
-    costs = {key: {what: check[key][what] for what in ("name", "predicted", "measured")} for key in COMPARED}
+    costs = {key: {field: check[key][field] for field in ("name", "predicted", "measured")} for key in COMPARED}
     if not all(math.isfinite(row["predicted"]) and math.isfinite(row["measured"]) for row in costs.values()):
         raise ValueError("a cost isn't finite")
     timeline = checked_timeline(check["timeline"])

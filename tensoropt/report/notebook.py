@@ -43,16 +43,16 @@ def _stage_html(facts: dict[str, Any]) -> str:
     )
 
 
-def frontier_html(summary: str, points: Sequence[Any], marked: dict[str, int], shown: Sequence[int]) -> str:
+def frontier_html(summary: str, points: Sequence[Any], marked: dict[str, int], numbers: Sequence[int]) -> str:
     """Return a frontier as HTML: a picture of time against memory, and a table of some points.
 
     Args:
         points: with ``sum_bytes`` and ``time_us``.
         marked: numbers of points to mark, by what they are.
-        shown: the numbers of the points in the table.
+        numbers: those of the points in the table.
     """
     names = {number: name for name, number in marked.items()}
-    rows = [[str(i + 1), memory_text(points[i].sum_bytes), time_text(points[i].time_us), names.get(i, "")] for i in shown]
+    rows = [[str(i + 1), memory_text(points[i].sum_bytes), time_text(points[i].time_us), names.get(i, "")] for i in numbers]
     picture = _picture([(point.sum_bytes, point.time_us) for point in points], marked)
     return f"<p>{html.escape(summary)}</p>{picture}{_table(rows, ('point', SUM, 'time per step', ''))}"
 
@@ -90,7 +90,7 @@ def _picture(points: Sequence[tuple[float, float]], marked: dict[str, int]) -> s
     """Return a line through some points as SVG, with some of them marked; nothing for less than two."""
     if len(points) < 2:
         return ""
-    (left, right), (low, high) = ((min(each), max(each)) for each in zip(*points, strict=True))
+    (left, right), (low, high) = ((min(values), max(values)) for values in zip(*points, strict=True))
     inner_width, inner_height = WIDTH - 2 * MARGIN, HEIGHT - 2 * MARGIN
 
     def at(point: tuple[float, float]) -> tuple[float, float]:

@@ -59,7 +59,7 @@ def report_data(
     rows = plan.stages[0]
     mesh = rows.mesh
     baselines = details.get("baselines", [])
-    other = next((PlanRows(each["plan"]) for each in baselines if "plan" in each), None)
+    other = next((PlanRows(baseline["plan"]) for baseline in baselines if "plan" in baseline), None)
     words = {number: [ways_text(rows, row) for row in part["pool"]] for number, part in enumerate(value["reshardings"])}
     return {
         "format": FORMAT,
@@ -85,7 +85,7 @@ def report_data(
         "points": _points(frontier),
         "bound": value["bound"],
         "peak_bound": _peak_bound(frontier, details),
-        "baselines": [{"name": each["name"], "points": each["points"]} for each in baselines],
+        "baselines": [{"name": baseline["name"], "points": baseline["points"]} for baseline in baselines],
         "columns": list(value["columns"]),
         "operators": _operators(frontier, details),
         "reshardings": _reshardings(frontier, rows, words),
@@ -198,13 +198,13 @@ def _reshardings(frontier: FrontierRows, rows: StageRows, words: Mapping[int, Se
                     "shape": row["shape"],
                     "forward": [row["forward"][0], row["forward"][-1]],
                     "ways": [way.text for way in rows.executed(row)],
-                    "words": said,
+                    "words": text,
                     "time_us": row["time_us"],
                     "copy_bytes": row.get("copy_bytes", 0),
                     "accumulator_bytes": row.get("accumulator_bytes", 0),
                     "is_regathered": row.get("is_regathered", False),
                 }
-                for row, said in zip(part["pool"], words[number], strict=True)
+                for row, text in zip(part["pool"], words[number], strict=True)
             ],
         }
         for number, part in enumerate(frontier.value["reshardings"])
@@ -213,16 +213,16 @@ def _reshardings(frontier: FrontierRows, rows: StageRows, words: Mapping[int, Se
 
 def _time_parts(frontier: FrontierRows, words: Mapping[int, Sequence[str]]) -> list[dict[str, Any]]:
     """Return what the time of each point is spent on; see :func:`.explanation.time_parts`."""
-    found: list[_Amounts] = []
+    terms: list[_Amounts] = []
     for part in frontier.value["operators"]:
         name = UPDATES if part["type"] == "Variable" else part["type"]
-        found.append(((COMPUTE, name), part, [row["time_us"] for row in part["choices"]]))
+        terms.append(((COMPUTE, name), part, [row["time_us"] for row in part["choices"]]))
     for number, part in enumerate(frontier.value["reshardings"]):
         pool, kinds = part["pool"], words[number]
         for kind in dict.fromkeys(kinds):
             amounts = [math.fsum(pool[i]["time_us"] for i in choice if kinds[i] == kind) for choice in part["choices"]]
-            found.append(((COLLECTIVES, kind), part, amounts))
-    sums = _sums(frontier, found)
+            terms.append(((COLLECTIVES, kind), part, amounts))
+    sums = _sums(frontier, terms)
     parts = [{"part": part, "name": name, "time_us": amounts} for (part, name), amounts in sums.items()]
     hidden = np.array([point.get("overlap_time_us", 0.0) for point in frontier.points])
     return _ordered([*parts, {"part": OVERLAP, "name": OVERLAPPED, "time_us": -hidden}], "time_us")
@@ -230,17 +230,17 @@ def _time_parts(frontier: FrontierRows, words: Mapping[int, Sequence[str]]) -> l
 
 def _memory_parts(frontier: FrontierRows) -> list[dict[str, Any]]:
     """Return what the memory of each point is spent on; see :func:`.explanation.memory_parts`."""
-    found: list[_Amounts] = []
+    terms: list[_Amounts] = []
     for part in frontier.value["operators"]:
         name = PARAMETERS if part["type"] == "Variable" else f"saved for the backward pass of {part['type']}"
-        found.append((name, part, [row["sum_bytes"] for row in part["choices"]]))
+        terms.append((name, part, [row["sum_bytes"] for row in part["choices"]]))
     for part in frontier.value["reshardings"]:
         pool = part["pool"]
         summed = [row.get("accumulator_bytes", 0) for row in pool]
         copies = [0 if row.get("is_regathered", False) else row.get("copy_bytes", 0) for row in pool]
-        found.append((ACCUMULATED, part, [sum(summed[i] for i in choice) for choice in part["choices"]]))
-        found.append((COPIES, part, [sum(copies[i] for i in choice) for choice in part["choices"]]))
-    amounts = _sums(frontier, found)
+        terms.append((ACCUMULATED, part, [sum(summed[i] for i in choice) for choice in part["choices"]]))
+        terms.append((COPIES, part, [sum(copies[i] for i in choice) for choice in part["choices"]]))
+    amounts = _sums(frontier, terms)
     total = np.array([point["sum_bytes"] for point in frontier.points])
     amounts[TAKEN] = total - sum(amounts.values())
     return _ordered([{"name": name, "bytes": n_bytes} for name, n_bytes in amounts.items()], "bytes")
@@ -263,8 +263,8 @@ def _sums(frontier: FrontierRows, amounts: Iterable[_Amounts]) -> dict[Any, np.n
     return sums
 
 
-def _ordered(parts: list[dict[str, Any]], what: str) -> list[dict[str, Any]]:
+def _ordered(parts: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
     """Return parts by their largest amount in any point, as lists; those that are always 0 are left out."""
-    kept = [part for part in parts if part[what].any()]
-    kept.sort(key=lambda part: -part[what].max())
-    return [{**part, what: np.round(part[what], 6).tolist()} for part in kept]
+    nonzero = [part for part in parts if part[key].any()]
+    nonzero.sort(key=lambda part: -part[key].max())
+    return [{**part, key: np.round(part[key], 6).tolist()} for part in nonzero]

@@ -30,10 +30,10 @@ def plan_report(
         details: for each stage what is known beside its plan; see :func:`.page_data.frontier_of_stage`.
         measured, curve: see :func:`.page_data.report_data`.
     """
-    value, known = plan.value, details or [None] * len(plan.stages)
+    value, stage_details = plan.value, details or [None] * len(plan.stages)
     reports = [
         report_data(
-            frontier_of_stage(plan, number, known[number]),
+            frontier_of_stage(plan, number, stage_details[number]),
             title,
             measured=measured,
             curve=curve,
@@ -77,7 +77,7 @@ def points_report(
         details: for each stage of the chosen point what is known beside its plan.
         measured, curve: see :func:`.page_data.report_data`.
     """
-    shown = {chosen, *(round(i * (len(points) - 1) / (MOST_PLANS - 2)) for i in range(MOST_PLANS - 1))}
+    numbers = {chosen, *(round(i * (len(points) - 1) / (MOST_PLANS - 2)) for i in range(MOST_PLANS - 1))}
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -89,7 +89,7 @@ def points_report(
             str(number): plan_report(
                 plan_of(number), title, details if number == chosen else None, measured if number == chosen else None, curve
             )
-            for number in sorted(shown)
+            for number in sorted(numbers)
         },
     }
 

@@ -116,7 +116,7 @@ class StageRows:
         layout = Layout.parse(self.mesh, row["forward"][0])
         windows = tuple(None if window is None else Window(*window) for window in row["halo"]["windows"])
         step = HaloStep(HALO, layout, windows, str(row["halo"]["fill"]))
-        ways = tuple((Way(each.kind, str(each)),) if each.communicates else () for each in (step, step.backward()))
+        ways = tuple((Way(half.kind, str(half)),) if half.communicates else () for half in (step, step.backward()))
         return ways[0], ways[1]
 
     def executed(self, row: Row) -> tuple[Way, ...]:
@@ -143,10 +143,10 @@ def device_bytes_of(assumed: Row) -> int | None:
     Raises:
         ValueError: it isn't an amount of memory.
     """
-    known = assumed.get("device_memory_bytes")
-    if known is None or (type(known) is int and known > 0):
-        return known
-    raise ValueError(f"device_memory_bytes: got {known!r}, expected a positive whole number of bytes")
+    n_bytes = assumed.get("device_memory_bytes")
+    if n_bytes is None or (type(n_bytes) is int and n_bytes > 0):
+        return n_bytes
+    raise ValueError(f"device_memory_bytes: got {n_bytes!r}, expected a positive whole number of bytes")
 
 
 def peak_of(value: Row) -> Row | None:
@@ -216,8 +216,8 @@ class PlanRows:
     @property
     def peak_bytes(self) -> int | None:
         """The most memory that is alive at once; None if the plan doesn't know it."""
-        known: int | None = self.value["peak_bytes"]
-        return known
+        n_bytes: int | None = self.value["peak_bytes"]
+        return n_bytes
 
     @property
     def needed_bytes(self) -> int:
@@ -258,18 +258,18 @@ class PlanRows:
         Args:
             fitting: the number and the costs of its frontier's fastest point that fits the device; None if none is known.
         """
-        needed, has = self.needed_bytes, self.device_bytes
-        if has is None or needed <= has:
+        need, memory = self.needed_bytes, self.device_bytes
+        if memory is None or need <= memory:
             return None
         device = self.value["assumed"].get("device", "the device")
-        said = f"this plan needs {memory_text(needed)} per device, but {device} has {memory_text(has)}: it won't run there"
-        limit = default_limit(has)
+        text = f"this plan needs {memory_text(need)} per device, but {device} has {memory_text(memory)}: it won't run there"
+        limit = default_limit(memory)
         if fitting is None:
             ways = f"within {limit} bytes (--memory, or memory=), which tries micro-batches, too, or on more devices"
-            return f"{said}; search {ways}"
+            return f"{text}; search {ways}"
         point, costs = fitting
         fits = f"{memory_text(costs.get('peak_bytes') or costs['sum_bytes'])} and {costs['time_us'] / 1e3:,.4g} ms per step"
-        return f"{said}; point {point + 1} fits with {fits} (--memory {limit})"
+        return f"{text}; point {point + 1} fits with {fits} (--memory {limit})"
 
     def check(self) -> None:
         """Read all that is told of a plan, which raises whatever error damage leads to."""

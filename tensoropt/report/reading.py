@@ -15,10 +15,10 @@ from .frontier_rows import FrontierRows
 
 _KINDS = {"plan": PLAN, "frontier": FRONTIER, "curve": CURVE}
 File = str | os.PathLike[str]
-Told = TypeVar("Told")
+Result = TypeVar("Result")
 
 
-def read_as(file: File, **by_kind: Callable[[Any], Told]) -> Told:
+def read_as(file: File, **by_kind: Callable[[Any], Result]) -> Result:
     """Read a file of one of some kinds, ``plan``, ``frontier`` and ``curve``; return what is made of its value.
 
     Args:

@@ -43,16 +43,16 @@ class Wanted:
     def text(self) -> str:
         """Return the conditions in words."""
         samples = f" for {self.samples or 0:,.6g} samples"
-        told = (
+        parts = (
             None if self.limit_bytes is None else f"{memory_text(self.limit_bytes)} per device",
             None if self.step_us is None else f"{self.step_us / 1e3:,.4g} ms per step",
             None if self.finish_us is None else f"{self.finish_us / HOUR_US:,.4g} h{samples}",
             None if self.spend is None else f"a price of {self.spend:,.2f}{samples}",
         )
-        return " and ".join(each for each in told if each)
+        return " and ".join(part for part in parts if part)
 
 
-def of_curve(curve: Row, wanted: Wanted) -> dict[str, Any]:
+def of_curve(curve: Row, conditions: Wanted) -> dict[str, Any]:
     """Return the recommendation that a curve leads to.
 
     A curve has few plans for each number of devices. Where the fastest meets a time but needs more than the limit, a slower
@@ -61,13 +61,13 @@ def of_curve(curve: Row, wanted: Wanted) -> dict[str, Any]:
     Raises:
         InputError: samples are asked about, and the curve doesn't know its batch.
     """
-    return _recommendation([_judged(point, wanted) for point in curve["curve"]], curve["cluster"], wanted)
+    return _recommendation([_candidate(point, conditions) for point in curve["curve"]], curve["cluster"], conditions)
 
 
-def of_frontier(frontier: FrontierRows, wanted: Wanted) -> dict[str, Any]:
+def of_frontier(frontier: FrontierRows, conditions: Wanted) -> dict[str, Any]:
     """Return the recommendation that the frontier of one number of devices leads to; see :func:`of_curve`."""
-    assumed, has = frontier.value["assumed"], device_bytes_of(frontier.value["assumed"])
-    limit = default_limit(has) if wanted.limit_bytes is None and has is not None else wanted.limit_bytes
+    assumed, memory = frontier.value["assumed"], device_bytes_of(frontier.value["assumed"])
+    limit = default_limit(memory) if conditions.limit_bytes is None and memory is not None else conditions.limit_bytes
     ends = [(frontier.needed_bytes(at), frontier.points[at]["time_us"]) for at in frontier.comparable]
     point = {
         "cluster": frontier.value["hardware"],
@@ -79,12 +79,12 @@ def of_frontier(frontier: FrontierRows, wanted: Wanted) -> dict[str, Any]:
         "price_per_hour": None,
         "ends": ends,
     }
-    return _recommendation([_judged(point, wanted)], point["cluster"], wanted)
+    return _recommendation([_candidate(point, conditions)], point["cluster"], conditions)
 
 
-def _judged(point: Row, wanted: Wanted) -> dict[str, Any]:
+def _candidate(point: Row, conditions: Wanted) -> dict[str, Any]:
     """Return whether a number of devices does (None where it isn't known) and at what costs, or why not."""
-    limit = wanted.limit_bytes or point["limit_bytes"] or math.inf
+    limit = conditions.limit_bytes or point["limit_bytes"] or math.inf
     within = [end for end in point["ends"] if end[0] <= limit]
     peak_bytes, time_us = min(within, key=lambda end: end[1], default=(point["peak_bytes"], None))
     row = {key: point[key] for key in ("cluster", "parallelism", "batch", "price_per_hour")}
@@ -94,89 +94,89 @@ def _judged(point: Row, wanted: Wanted) -> dict[str, Any]:
             more = min(end[1] for end in point["ends"] if end[0] <= round(limit * MORE))
             row["more_memory_saves"] = 1 - more / time_us
         row["samples_per_s"] = row["batch"] and row["batch"] / time_us * 1e6
-        row["hours"], row["price"] = _of_samples(row, time_us, wanted)
-    does, why = _verdict(row, point, limit, wanted)
+        row["hours"], row["price"] = _of_samples(row, time_us, conditions)
+    does, why = _verdict(row, point, limit, conditions)
     return {**row, "does": does, "why": why and f"{counted(row['parallelism'], 'device')}{why}"}
 
 
-def _of_samples(row: Row, time_us: float, wanted: Wanted) -> tuple[float | None, float | None]:
+def _of_samples(row: Row, time_us: float, conditions: Wanted) -> tuple[float | None, float | None]:
     """Return the hours and the price of training on all samples with steps of a time, as far as they are known.
 
     Raises:
         InputError: samples are asked about, and the batch isn't known.
     """
-    if wanted.samples is None:
+    if conditions.samples is None:
         return None, None
     if not row["batch"]:
         raise InputError("the batch isn't known, so neither is the time of --samples; leave it out, or give the model")
-    hours = wanted.samples / row["batch"] * time_us / HOUR_US
+    hours = conditions.samples / row["batch"] * time_us / HOUR_US
     return hours, None if row["price_per_hour"] is None else hours * row["price_per_hour"]
 
 
-def _missed(row: Row, time_us: float, wanted: Wanted) -> str | None:
+def _missed(row: Row, time_us: float, conditions: Wanted) -> str | None:
     """Return which of the times and the sum steps of a time don't meet; None if they meet all."""
-    hours, price = _of_samples(row, time_us, wanted)
-    if wanted.step_us is not None and time_us > wanted.step_us:
-        return f": {time_us / 1e3:,.4g} ms per step, the limit is {wanted.step_us / 1e3:,.4g} ms"
-    if wanted.finish_us is not None and hours is not None and hours * HOUR_US > wanted.finish_us:
-        return f": takes {hours:,.4g} h, the limit is {wanted.finish_us / HOUR_US:,.4g} h"
-    if wanted.spend is not None and price is not None and price > wanted.spend:
-        return f": costs {price:,.2f}, the limit is {wanted.spend:,.2f}"
+    hours, price = _of_samples(row, time_us, conditions)
+    if conditions.step_us is not None and time_us > conditions.step_us:
+        return f": {time_us / 1e3:,.4g} ms per step, the limit is {conditions.step_us / 1e3:,.4g} ms"
+    if conditions.finish_us is not None and hours is not None and hours * HOUR_US > conditions.finish_us:
+        return f": takes {hours:,.4g} h, the limit is {conditions.finish_us / HOUR_US:,.4g} h"
+    if conditions.spend is not None and price is not None and price > conditions.spend:
+        return f": costs {price:,.2f}, the limit is {conditions.spend:,.2f}"
     return None
 
 
-def _verdict(row: Row, point: Row, limit: float, wanted: Wanted) -> tuple[bool | None, str]:
+def _verdict(row: Row, point: Row, limit: float, conditions: Wanted) -> tuple[bool | None, str]:
     searched = point["limit_bytes"] or math.inf
     unknown = None, f": the curve was found within {memory_text(int(min(searched, 2**62)))} only"
     # No plan is faster than the fastest, be it within the limit or not.
-    why = _missed(row, min(end[1] for end in point["ends"]), wanted) if point["fits"] else None
+    why = _missed(row, min(end[1] for end in point["ends"]), conditions) if point["fits"] else None
     if why is not None:
         return unknown if searched < limit else (False, why)
     if row["time_us"] is None:
-        needed = memory_text(row["peak_bytes"])
+        need_text = memory_text(row["peak_bytes"])
         if point["fits"]:
-            return None, f": its fastest plan needs {needed}, and the curve doesn't tell of others"
+            return None, f": its fastest plan needs {need_text}, and the curve doesn't tell of others"
         if row["peak_bytes"] <= limit:
             return unknown
-        return False, f": needs {needed} per device, the limit is {memory_text(int(limit))}"
-    if wanted.spend is not None and row["price_per_hour"] is None:
+        return False, f": needs {need_text} per device, the limit is {memory_text(int(limit))}"
+    if conditions.spend is not None and row["price_per_hour"] is None:
         return None, f" of {row['cluster']}: left out, since its hardware file has no price_per_hour"
-    why = _missed(row, row["time_us"], wanted)
+    why = _missed(row, row["time_us"], conditions)
     return (True, "") if why is None else (None, f"{why}; the curve doesn't tell of plans of this memory that are faster")
 
 
-def _preference(row: Row, wanted: Wanted) -> tuple[float, ...]:
+def _preference(row: Row, conditions: Wanted) -> tuple[float, ...]:
     """Return by what candidates are in order: the fastest within a sum, the cheapest within a time, the fewest devices."""
     fastest = math.inf if row["samples_per_s"] is None else -row["samples_per_s"]
-    if wanted.spend is not None:
+    if conditions.spend is not None:
         return math.inf if row["price"] is None else fastest, row["parallelism"]
-    price = math.inf if wanted.finish_us is None or row["price"] is None else row["price"]
+    price = math.inf if conditions.finish_us is None or row["price"] is None else row["price"]
     return price, row["parallelism"], fastest
 
 
-def _recommendation(judged: Sequence[dict[str, Any]], cluster: str, wanted: Wanted) -> dict[str, Any]:
-    judged = sorted(judged, key=lambda row: _preference(row, wanted))
-    at = next((number for number, row in enumerate(judged) if row["does"]), len(judged))
-    unpriced = {row["cluster"] for row in judged if row["price_per_hour"] is None and wanted.finish_us is not None}
+def _recommendation(candidates: Sequence[dict[str, Any]], cluster: str, conditions: Wanted) -> dict[str, Any]:
+    candidates = sorted(candidates, key=lambda row: _preference(row, conditions))
+    at = next((number for number, row in enumerate(candidates) if row["does"]), len(candidates))
+    unpriced = {row["cluster"] for row in candidates if row["price_per_hour"] is None and conditions.finish_us is not None}
     left_out = "is left out of the comparison of prices: its hardware file has no price_per_hour"
     notes = [f"{name} {left_out}" for name in sorted(unpriced)]
     chosen = dict.fromkeys(("cluster", "peak_bytes", "time_us", "samples_per_s", "hours", "price", "more_memory_saves"))
-    chosen = {key: judged[at][key] for key in chosen} if at < len(judged) else {**chosen, "cluster": cluster}
+    chosen = {key: candidates[at][key] for key in chosen} if at < len(candidates) else {**chosen, "cluster": cluster}
     return {
         "format": FORMAT,
         "version": VERSION,
         **chosen,
-        "wanted": asdict(wanted),
-        "devices": judged[at]["parallelism"] if at < len(judged) else None,
-        "why_not_others": [row["why"] for row in judged[:at] if row["why"]],
+        "wanted": asdict(conditions),
+        "devices": candidates[at]["parallelism"] if at < len(candidates) else None,
+        "why_not_others": [row["why"] for row in candidates[:at] if row["why"]],
         "notes": notes,
-        "candidates": judged,
+        "candidates": candidates,
     }
 
 
-def row_text(told: Mapping[str, Any]) -> str:
+def row_text(advice: Mapping[str, Any]) -> str:
     """Return in a line whether the only candidate of a recommendation does, and at what cost or why not."""
-    (row,) = told["candidates"]
+    (row,) = advice["candidates"]
     return str(row["why"]) if not row["does"] else f"{counted(row['parallelism'], 'device')} of {_costs(row)}"
 
 
@@ -187,19 +187,19 @@ def _costs(row: Mapping[str, Any]) -> str:
     return f"{row['cluster']}: {row['time_us'] / 1e3:,.4g} ms per step, {memory}{hours}"
 
 
-def recommendation_text(told: Mapping[str, Any]) -> str:
+def recommendation_text(advice: Mapping[str, Any]) -> str:
     """Return the recommendation in words, with the candidates as a table, the preferred ones first."""
-    within = Wanted(**told["wanted"]).text()
+    within = Wanted(**advice["wanted"]).text()
     within = within and f", within {within}"
-    if told["devices"] is None:
-        lines = [f"no number of devices of {told['cluster']} is known to train it{within}"]
+    if advice["devices"] is None:
+        lines = [f"no number of devices of {advice['cluster']} is known to train it{within}"]
     else:
-        lines = [f"{counted(told['devices'], 'device')} of {_costs(told)}{within}"]
-        if told["more_memory_saves"] is not None:
-            lines.append(f"10 % more memory per device would save {told['more_memory_saves']:.1%} of a step")
-    lines += ["why not others before it:" if told["devices"] else "why:"] if told["why_not_others"] else []
-    lines += [*(f"  {why}" for why in told["why_not_others"]), *(f"note: {note}" for note in told["notes"])]
-    rows = told["candidates"]
+        lines = [f"{counted(advice['devices'], 'device')} of {_costs(advice)}{within}"]
+        if advice["more_memory_saves"] is not None:
+            lines.append(f"10 % more memory per device would save {advice['more_memory_saves']:.1%} of a step")
+    lines += ["why not others before it:" if advice["devices"] else "why:"] if advice["why_not_others"] else []
+    lines += [*(f"  {why}" for why in advice["why_not_others"]), *(f"note: {note}" for note in advice["notes"])]
+    rows = advice["candidates"]
     columns: dict[str, list[str]] = {
         "cluster": [row["cluster"] for row in rows],
         "devices": [row["parallelism"] for row in rows],
@@ -211,6 +211,6 @@ def recommendation_text(told: Mapping[str, Any]) -> str:
         "price": ["" if row["price"] is None else f"{row['price']:,.2f}" for row in rows],
         "does": [{True: "yes", False: "no", None: "not known"}[row["does"]] for row in rows],
     }
-    shown = {name: cells for name, cells in columns.items() if set(cells) - {"", None}}
-    align = (*("right",) * (len(shown) - 1), "left")
-    return "\n".join(lines) + "\n\n" + tabulate(shown, list(shown), disable_numparse=True, colalign=align)
+    nonempty = {name: cells for name, cells in columns.items() if set(cells) - {"", None}}
+    align = (*("right",) * (len(nonempty) - 1), "left")
+    return "\n".join(lines) + "\n\n" + tabulate(nonempty, list(nonempty), disable_numparse=True, colalign=align)

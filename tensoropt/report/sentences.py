@@ -47,32 +47,32 @@ def _costliest(plan: PlanRows) -> str:
     )
 
 
-def _compared(mine: Row, other: Row) -> list[str]:
+def _compared(costs: Row, other: Row) -> list[str]:
     return [
         f"Data parallelism would take {time_text(other['time_us'])} per step "
-        f"({_ratio(other['time_us'], mine['time_us'])} this plan) and {memory_text(other['sum_bytes'])} per device "
-        f"as the frontier counts it ({_ratio(other['sum_bytes'], mine['sum_bytes'])} this plan)."
+        f"({_ratio(other['time_us'], costs['time_us'])} this plan) and {memory_text(other['sum_bytes'])} per device "
+        f"as the frontier counts it ({_ratio(other['sum_bytes'], costs['sum_bytes'])} this plan)."
     ]
 
 
 def _differences(plan: PlanRows, other: PlanRows) -> list[str]:
     """Return sentences on what differs from data parallelism, the costliest first."""
-    theirs = {op["name"]: op for op in other.operators}
+    by_name = {op["name"]: op for op in other.operators}
     groups: dict[tuple[str, str, str], list[float]] = {}
     for op in plan.operators:
-        before = theirs.get(op["name"])
+        before = by_name.get(op["name"])
         if before is not None and op["config"] != before["config"]:
-            words = [config_words(each["type"], each["config"], each["results"]) for each in (before, op)]
+            words = [config_words(row["type"], row["config"], row["results"]) for row in (before, op)]
             groups.setdefault((op["type"], words[0], words[1]), []).append(op["time_us"] + op["sum_bytes"] / 1e9)
     ordered = sorted(groups.items(), key=lambda row: -sum(row[1]))
-    said = []
-    for (kind, was, now), costs in ordered[:MOST_DIFFERENCES]:
-        what = counted(len(costs), "variable" if kind == "Variable" else kind)
-        said.append(f"{what}: {now}, where data parallelism has {was}.")
+    sentences = []
+    for (kind, old, new), costs in ordered[:MOST_DIFFERENCES]:
+        subject = counted(len(costs), "variable" if kind == "Variable" else kind)
+        sentences.append(f"{subject}: {new}, where data parallelism has {old}.")
     rest = sum(len(costs) for _, costs in ordered[MOST_DIFFERENCES:])
     if rest:
-        said.append(f"{counted(rest, 'other operator')} differ{'s' * (rest == 1)} too.")
-    return said or ["No operator's config differs from data parallelism."]
+        sentences.append(f"{counted(rest, 'other operator')} differ{'s' * (rest == 1)} too.")
+    return sentences or ["No operator's config differs from data parallelism."]
 
 
 def _again(plan: PlanRows) -> list[str]:
@@ -90,16 +90,16 @@ def _peak(memory: Row) -> list[str]:
     if not memory["instructions"]:
         return []
     largest = next(iter(memory["peak_by_tensor"].items()), None)
-    what = f" while it makes {memory['peak_runs']}" if memory["peak_runs"] else ""
+    during = f" while it makes {memory['peak_runs']}" if memory["peak_runs"] else ""
     holds = f"; the largest tensor then is {largest[0]} with {memory_text(largest[1])}" if largest else ""
     return [
         f"The peak of {memory_text(memory['peak_bytes'])} is at instruction {memory['peak_instruction'] + 1} of "
-        f"{memory['instructions']}{what}{holds}."
+        f"{memory['instructions']}{during}{holds}."
     ]
 
 
-def _ratio(other: float, mine: float) -> str:
-    if not mine:
+def _ratio(other: float, base: float) -> str:
+    if not base:
         return "beside"
-    ratio = other / mine
+    ratio = other / base
     return f"{ratio:.2f} times" if ratio >= 1 else f"{ratio:.0%} of"

@@ -48,8 +48,8 @@ def by_stage(stages: str, texts: Sequence[str]) -> list[str]:
 
 def with_rest(rows: Sequence[Row], most: int, keys: Sequence[str], others: str = "others") -> list[list[Any]]:
     """Return the name and some amounts of the first rows, and the sums of all others."""
-    shown, rest = [[row["name"], *(row[key] for key in keys)] for row in rows[:most]], rows[most:]
-    return [*shown, *([[f"{len(rest)} {others}", *(sum(row[key] for row in rest) for key in keys)]] if rest else [])]
+    first, rest = [[row["name"], *(row[key] for key in keys)] for row in rows[:most]], rows[most:]
+    return [*first, *([[f"{len(rest)} {others}", *(sum(row[key] for row in rest) for key in keys)]] if rest else [])]
 
 
 def memory_or_blank(n_bytes: int | None) -> str:

@@ -80,11 +80,11 @@ def find_strategy(
     Raises:
         InputError: a wrong argument, or nothing fits: the message says what would fit.
     """
-    given = dict(locals())
+    arguments = dict(locals())
     from ..tuning.asked_plan import PlanningOptions
     from .session import current_session
 
-    return current_session().find_strategy(PlanningOptions(**given))
+    return current_session().find_strategy(PlanningOptions(**arguments))
 
 
 def build_execution_graph(

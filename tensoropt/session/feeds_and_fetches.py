@@ -59,9 +59,9 @@ class FetchPlans:
         """Return the plan of fetches; see :func:`plan_fetches`."""
         graph, recorded, initializers = self._of_model
         leaves = tuple(fetches) if type(fetches) in (list, tuple) else (fetches,)
-        if not all(isinstance(each, _LEAVES) for each in leaves):
+        if not all(isinstance(leaf, _LEAVES) for leaf in leaves):
             return plan_fetches(graph, recorded, fetches, initializers)
-        key = (type(fetches), *(each if isinstance(each, str) else id(each) for each in leaves))
+        key = (type(fetches), *(leaf if isinstance(leaf, str) else id(leaf) for leaf in leaves))
         if key not in self._known:
             self._known[key] = leaves, plan_fetches(graph, recorded, fetches, initializers)
         return self._known[key][1]
@@ -82,8 +82,8 @@ def plan_fetches(graph: Graph, recorded: tf.Graph, fetches: Any, initializers: f
     leaves = tf.nest.flatten(structure)
     for leaf in leaves:
         is_local = isinstance(leaf, Local)
-        wanted = leaf.value if is_local else leaf
-        name = recorded_name(wanted, recorded)
+        value = leaf.value if is_local else leaf
+        name = recorded_name(value, recorded)
         tensor = graph.resolve(name) if name is not None else None
         if tensor is not None:
             indices.append(tensors.setdefault((tensor, is_local), len(tensors)))
@@ -96,10 +96,10 @@ def plan_fetches(graph: Graph, recorded: tf.Graph, fetches: Any, initializers: f
         elif name in initializers:
             initializes = True
         else:
-            operators += _group(wanted, name, recorded, graph, steps)
-    needed = graph.ancestors([tensor for tensor, _ in tensors], operators)
-    waited = {name for each in needed for name in graph.operators[each].controls}
-    steps += [name for name in graph.train_steps if name in waited]
+            operators += _group(value, name, recorded, graph, steps)
+    ancestors = graph.ancestors([tensor for tensor, _ in tensors], operators)
+    controls = {name for ancestor in ancestors for name in graph.operators[ancestor].controls}
+    steps += [name for name in graph.train_steps if name in controls]
     fetch = Fetch(tuple(tensors), tuple(dict.fromkeys(steps)), tuple(dict.fromkeys(operators)))
     is_flat = type(structure) in (list, tuple) and list(map(id, structure)) == list(map(id, leaves))
     return FetchPlan(fetch, structure, tuple(indices), initializes, is_flat)
@@ -133,7 +133,7 @@ def _without_variables(fetches: Any) -> Any:
     return fetches
 
 
-def _group(wanted: Any, name: str | None, recorded: tf.Graph, graph: Graph, steps: list[str]) -> list[str]:
+def _group(fetch: Any, name: str | None, recorded: tf.Graph, graph: Graph, steps: list[str]) -> list[str]:
     """Return the operators behind an operation that only groups others (``tf.group``).
 
     Training steps among them are added to ``steps`` instead.
@@ -144,23 +144,23 @@ def _group(wanted: Any, name: str | None, recorded: tf.Graph, graph: Graph, step
         element = None
     if element is None:
         raise InputError(
-            f"fetch {short(wanted)} isn't part of the recorded model; fetch a tensor or operation that was recorded between "
+            f"fetch {short(fetch)} isn't part of the recorded model; fetch a tensor or operation that was recorded between "
             "tensoropt.init() and tensoropt.find_strategy()"
         )
     if not isinstance(element, tf.Operation) or element.type != "NoOp":
         raise InputError(
-            f"fetch {short(wanted)} isn't computed when the model runs: it was folded with the shapes and constants that it "
+            f"fetch {short(fetch)} isn't computed when the model runs: it was folded with the shapes and constants that it "
             "depends on, or only initialises variables; fetch what is made of variables or of what is fed"
         )
-    found: list[str] = []
+    names: list[str] = []
     for control in element.control_inputs:
         if control.name in graph.train_steps:
             steps.append(control.name)
         elif control.name in graph.operators:
-            found.append(control.name)
+            names.append(control.name)
         elif control.type == "NoOp":
-            found += _group(control, control.name, recorded, graph, steps)
-    return found
+            names += _group(control, control.name, recorded, graph, steps)
+    return names
 
 
 class FeedPlans:
@@ -182,14 +182,14 @@ class FeedPlans:
             raise InputError(f"feed_dict takes a dictionary from placeholders to arrays, got {short(feed_dict)}")
         for key, value in (feed_dict or {}).items():
             is_marked = isinstance(value, Local)
-            given, is_local = (value.value, self._n_ranks > 1) if is_marked else (value, False)
+            array, is_local = (value.value, self._n_ranks > 1) if is_marked else (value, False)
             identity = key if isinstance(key, str) else id(key), is_local
             if identity not in self._known:
                 self._known[identity] = key, *self._fed(key, is_local)
             _, feed, expected, dtype = self._known[identity]
-            if type(given) is not np.ndarray or given.dtype != dtype or given.shape != expected:
-                given = _checked(feed.tensor, given, expected, is_local, self._graph)
-            feeds[feed] = given
+            if type(array) is not np.ndarray or array.dtype != dtype or array.shape != expected:
+                array = _checked(feed.tensor, array, expected, is_local, self._graph)
+            feeds[feed] = array
         return feeds
 
     def _fed(self, key: Any, is_local: bool) -> tuple[Feed, Shape, np.dtype[Any]]:
@@ -221,23 +221,23 @@ def local_share(tensor: Tensor, rank: int, n_ranks: int) -> Shape:
     return (end - start, *tensor.shape[1:])
 
 
-def _checked(tensor: Tensor, given: Any, expected: Shape, is_local: bool, graph: Graph) -> np.ndarray:
+def _checked(tensor: Tensor, source: Any, expected: Shape, is_local: bool, graph: Graph) -> np.ndarray:
     where = graph.producers[tensor.name].source
     dtype = tf.as_dtype(tensor.dtype).as_numpy_dtype
     try:
-        value = np.asarray(given)
+        value = np.asarray(source)
     except (ValueError, NotImplementedError) as error:
-        raise InputError(f"the value fed for {tensor.name} ({where}) is not an array: {short(given)}") from error
+        raise InputError(f"the value fed for {tensor.name} ({where}) is not an array: {short(source)}") from error
     if value.dtype != dtype:
-        is_python = not isinstance(given, (np.ndarray, np.generic))
+        is_python = not isinstance(source, (np.ndarray, np.generic))
         if not np.can_cast(value.dtype, dtype, "same_kind") and not (is_python and value.dtype.kind in "biu"):
             raise InputError(
                 f"the value fed for {tensor.name} ({where}) has type {value.dtype}, expected {tensor.dtype}; convert it"
             )
         value = value.astype(dtype)
     if value.shape != expected:
-        whose = "this rank's share of the batch" if is_local else "the full batch, on every rank"
+        meaning = "this rank's share of the batch" if is_local else "the full batch, on every rank"
         raise InputError(
-            f"the value fed for {tensor.name} ({where}) has shape {list(value.shape)}, expected {list(expected)}: {whose}"
+            f"the value fed for {tensor.name} ({where}) has shape {list(value.shape)}, expected {list(expected)}: {meaning}"
         )
     return value

@@ -30,8 +30,8 @@ class RecordingOptimizer:
             if isinstance(value, tf.Tensor) and key not in self.numbers:
                 continue
             if not isinstance(value, Real):
-                what = "a number" if key in self.numbers else "a number or a recorded scalar"
-                raise InputError(f"{self._name}: {key} must be {what}, got {short(value)}")
+                kind = "a number" if key in self.numbers else "a number or a recorded scalar"
+                raise InputError(f"{self._name}: {key} must be {kind}, got {short(value)}")
 
     def minimize(
         self,
@@ -59,13 +59,13 @@ class RecordingOptimizer:
             raise InputError(f"{self._name}: compute_gradients takes no grad_loss; multiply the loss by it")
         collected = recording.graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
         variables = list(var_list if var_list is not None else collected)
-        found = record_gradients(recording, loss, variables, has_own=False)
-        if found is None:
+        recorded = record_gradients(recording, loss, variables, has_own=False)
+        if recorded is None:
             raise InputError(
                 f"{self._name}: compute_gradients takes a floating-point loss and variables that were recorded after "
                 f"tensoropt.init(), got {short(loss)}"
             )
-        return list(zip(found, variables, strict=True))
+        return list(zip(recorded, variables, strict=True))
 
     def apply_gradients(
         self,
@@ -85,8 +85,8 @@ def gradients(ys: Any, xs: Any, grad_ys: Any = None, *arguments: Any, **named: A
     recording = current_session().recording_for("gradients")
     variables = xs if isinstance(xs, (list, tuple)) else [xs]
     plain = grad_ys is None and not any(arguments) and not any(named.values())
-    found = record_gradients(recording, ys, variables, has_own=True) if plain else None
-    return found if found is not None else tf.gradients(ys, xs, grad_ys, *arguments, **named)
+    recorded = record_gradients(recording, ys, variables, has_own=True) if plain else None
+    return recorded if recorded is not None else tf.gradients(ys, xs, grad_ys, *arguments, **named)
 
 
 class GradientDescentOptimizer(RecordingOptimizer):

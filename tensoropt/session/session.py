@@ -85,17 +85,17 @@ class Session:
 
     # Recording
 
-    def recording_for(self, what: str) -> Recording:
+    def recording_for(self, caller: str) -> Recording:
         """Return the recording, to a caller that must come before ``build_execution_graph``.
 
         Args:
-            what: the caller's name, for the message.
+            caller: its name, for the message.
 
         Raises:
             InputError: the model has been built already.
         """
         if self.execution is not None:
-            raise InputError(f"{what} comes before build_execution_graph; call tensoropt.init() to record another model")
+            raise InputError(f"{caller} comes before build_execution_graph; call tensoropt.init() to record another model")
         return self._recording
 
     def model(self) -> Model:
@@ -107,14 +107,14 @@ class Session:
         recording = self._recording
         if self.execution is not None and self._model is not None:
             return self._model
-        steps, taken = recording.updates()
+        steps, gradients = recording.updates()
         if not steps:
             raise InputError(
                 "no training step was recorded; call minimize(loss) of an optimizer, such as "
                 "tensoropt.GradientDescentOptimizer(), before find_strategy"
             )
         with self._display.phase("import of the model"):
-            graph = import_graph(recording.graph, steps, taken=taken)
+            graph = import_graph(recording.graph, steps, gradients=gradients)
             if self._model is None or self._model.graph.agreement != graph.agreement:
                 self._initializers = initializer_names(recording.graph)
                 self._model = model_of(graph, self.context, recording.placed_in(graph.operators))
@@ -132,7 +132,7 @@ class Session:
             if options.batch_per_device is not None:
                 raise InputError("batch_per_device is the batch of a curve; ask for option='profiling', or leave it out")
             hardware = self.hardware if options.cluster is None else resolve_cluster(options.cluster)
-            found = options.find(
+            result = options.find(
                 self.model(),
                 hardware,
                 self.context,
@@ -141,19 +141,19 @@ class Session:
                 checked_collectives(None),
                 measuring=self._recording.paused(),
             )
-        self._display.say(found.brief())
-        self.context.report(found, self._display)
-        self._reported = found
-        return found
+        self._display.say(result.brief())
+        self.context.report(result, self._display)
+        self._reported = result
+        return result
 
     def _curve(self, options: PlanningOptions) -> Curve:
         """Find the curve that the options ask for."""
-        cluster, given = options.cluster, options.parallelism
+        cluster, parallelism = options.cluster, options.parallelism
         names = cluster.split(",") if isinstance(cluster, str) else [cluster]
         clusters = [self.hardware if name is None else resolve_cluster(name) for name in names]
-        shapes = [given] if isinstance(given, (int, str)) else list(given or ())
-        if given is not None and not any(isinstance(each, str) for each in shapes):
-            parallelisms(given)
+        shapes = [parallelism] if isinstance(parallelism, (int, str)) else list(parallelism or ())
+        if parallelism is not None and not any(isinstance(shape, str) for shape in shapes):
+            parallelisms(parallelism)
         per_device = [None] if options.batch_per_device is None else parallelisms(options.batch_per_device)
         own = self.model()
         collectives = checked_collectives(None)
@@ -163,8 +163,8 @@ class Session:
             model = own if graph is own.graph else Model(graph, analyse(graph), placed=own.placed)
             return options.request(model, hardware, collectives, self._display)
 
-        configured = configurations(clusters, None if given is None else shapes)
-        points = [(request(each, batch and batch * count), count) for batch in per_device for each, count in configured]
+        pairs = configurations(clusters, None if parallelism is None else shapes)
+        points = [(request(hardware, batch and batch * count), count) for batch in per_device for hardware, count in pairs]
         return self.context.on_first_rank(lambda: profiling(points))
 
     # Building
@@ -203,15 +203,15 @@ class Session:
             n_ranks = 1 if self.execution.is_emulated else self.execution.plan.parallelism
             self._fetch_plans = FetchPlans(graph, recorded, self._initializers)
             self._feed_plans = FeedPlans(graph, recorded, self.processes.rank, n_ranks)
-        planned, feeds = self._fetch_plans.of(fetches), self._feed_plans.of(feed_dict)
+        fetch_plan, feeds = self._fetch_plans.of(fetches), self._feed_plans.of(feed_dict)
         if self._same_feeds is not None:
             whole = [(feed.tensor.name, value) for feed, value in feeds.items() if not feed.is_local]
             self._same_feeds.check(lambda: whole)
-        if planned.initializes:
+        if fetch_plan.initializes:
             engine.initial_value = FirstValues(recorded)
             engine.initialize()
-        values = engine.run(planned.fetch, feeds)
-        return planned.restore([ranks[0] for ranks in values])
+        values = engine.run(fetch_plan.fetch, feeds)
+        return fetch_plan.restore([ranks[0] for ranks in values])
 
     def statistics(self) -> dict[str, Any]:
         """Return figures of the built plan, for a training log; every rank must call it."""
@@ -227,8 +227,8 @@ def _recorded_too_late(error: BaseException) -> str | None:
     """
     if not isinstance(error, TypeError) or _current is None or _current.execution is None:
         return None
-    said = str(error)
-    if "out of scope" not in said or hex(id(_current._recording.graph)) not in said:
+    message = str(error)
+    if "out of scope" not in message or hex(id(_current._recording.graph)) not in message:
         return None
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
     where = f" ({os.path.basename(lines[-1].filename)}:{lines[-1].lineno})" if lines else ""

@@ -36,14 +36,14 @@ class _Train:
     def __getattr__(self, name: str) -> Any:
         if name in _OPTIMIZERS:
             return _OPTIMIZERS[name]
-        found = _found(name, tf.compat.v1.train, tf.train)
-        if found is _MISSING:
+        value = _lookup(name, tf.compat.v1.train, tf.train)
+        if value is _MISSING:
             raise AttributeError(f"neither tensoropt.train nor tf.train has a name {name!r}")
-        if isinstance(found, type) and issubclass(found, tf.compat.v1.train.Optimizer):
-            there = ", ".join(f"tensoropt.train.{known}" for known in _OPTIMIZERS)
-            raise InputError(f"tensoropt.train.{name} isn't there; call {there}, which record training steps")
-        _check_allowed(f"train.{name}", found)
-        return found
+        if isinstance(value, type) and issubclass(value, tf.compat.v1.train.Optimizer):
+            names = ", ".join(f"tensoropt.train.{optimizer}" for optimizer in _OPTIMIZERS)
+            raise InputError(f"tensoropt.train.{name} isn't there; call {names}, which record training steps")
+        _check_allowed(f"train.{name}", value)
+        return value
 
 
 _TRAIN = _Train()
@@ -60,19 +60,19 @@ def forwarded(name: str) -> Any:
         return _TRAIN
     if name == "gradients":
         return gradients
-    found = _found(name, tf.compat.v1, tf)
-    if found is _MISSING:
+    value = _lookup(name, tf.compat.v1, tf)
+    if value is _MISSING:
         raise AttributeError(f"neither tensoropt nor TensorFlow has a name {name!r}")
-    _check_allowed(name, found)
-    return found
+    _check_allowed(name, value)
+    return value
 
 
-def _found(name: str, *places: Any) -> Any:
+def _lookup(name: str, *places: Any) -> Any:
     return next((getattr(place, name) for place in places if hasattr(place, name)), _MISSING)
 
 
-def _check_allowed(name: str, found: Any) -> None:
+def _check_allowed(name: str, value: Any) -> None:
     if name in _REFUSED:
         raise InputError(f"tensoropt.{name} isn't there: {_REFUSED[name]}")
-    if name in _RECORDING_MODULES or (callable(found) and not isinstance(found, tf.DType)):
+    if name in _RECORDING_MODULES or (callable(value) and not isinstance(value, tf.DType)):
         current_session().recording_for(f"tensoropt.{name}")

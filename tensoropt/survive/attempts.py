@@ -34,18 +34,18 @@ class Attempt:
     @property
     def from_step(self) -> tuple[int, ...]:
         """The ``fit`` and the step at which training began; empty if none did."""
-        return min((tuple(each["begun"]) for each in self.noted.get(notes.BEGUN, {}).values()), default=())
+        return min((tuple(note["begun"]) for note in self.noted.get(notes.BEGUN, {}).values()), default=())
 
     @property
     def last_step(self) -> tuple[int, ...]:
         """The ``fit`` and the step that training came to, as far as ranks could say; empty if they came to none."""
-        steps = [tuple(each["at"]) for kind in self.noted.values() for each in kind.values() if each["at"]]
+        steps = [tuple(note["at"]) for kind in self.noted.values() for note in kind.values() if note["at"]]
         return max(steps, default=())
 
     @property
     def saved_step(self) -> tuple[int, ...]:
         """The ``fit`` and the step that were saved last; empty without a save."""
-        return max((tuple(each["saved"]) for each in self.noted.get(notes.SAVED, {}).values()), default=())
+        return max((tuple(note["saved"]) for note in self.noted.get(notes.SAVED, {}).values()), default=())
 
     @property
     def has_left(self) -> bool:
@@ -71,12 +71,12 @@ class Attempt:
             return "done"
         if self.has_left:
             return "a request to stop; saved"
-        said = next(iter({**self.noted.get(notes.FAILED, {}), **self.noted.get(notes.REFUSED, {})}.values()), None)
-        if said is not None:
-            return str(said["error"])
-        what = f"exit code {self.exit_code}" if self.exit_code < 129 else _signal_name(self.exit_code - 128)
+        failure = next(iter({**self.noted.get(notes.FAILED, {}), **self.noted.get(notes.REFUSED, {})}.values()), None)
+        if failure is not None:
+            return str(failure["error"])
+        cause = f"exit code {self.exit_code}" if self.exit_code < 129 else _signal_name(self.exit_code - 128)
         ranks = ", ".join(map(str, sorted(self.dead)))
-        return f"{what} of rank{'s' * (len(self.dead) > 1)} {ranks}" if ranks else what
+        return f"{cause} of rank{'s' * (len(self.dead) > 1)} {ranks}" if ranks else cause
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON."""
@@ -98,8 +98,8 @@ class Attempt:
         if not self.last_step:
             return None
         fit, step = self.last_step
-        kept = [each[1] for each in (self.saved_step, self.from_step) if each and each[0] == fit]
-        return max(0, step - max(kept, default=0))
+        steps = [mark[1] for mark in (self.saved_step, self.from_step) if mark and mark[0] == fit]
+        return max(0, step - max(steps, default=0))
 
 
 def _signal_name(number: int) -> str:
@@ -132,7 +132,9 @@ def table(attempts: Sequence[Attempt]) -> str:
         return "-" if value in (None, ()) else ":".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
     rows: list[tuple[str, ...]] = [_HEADER]
-    for number, each in enumerate(attempts):
-        steps = map(text, (each.from_step, each.last_step, each.lost_steps))
-        rows.append((str(number), str(each.n_ranks), *steps, f"{each.seconds:.1f}", each.why.splitlines()[0][:_MOST_TEXT]))
+    for n, attempt in enumerate(attempts):
+        steps = map(text, (attempt.from_step, attempt.last_step, attempt.lost_steps))
+        rows.append(
+            (str(n), str(attempt.n_ranks), *steps, f"{attempt.seconds:.1f}", attempt.why.splitlines()[0][:_MOST_TEXT])
+        )
     return tabulate(rows, "firstrow", "plain", colalign=["right"] * 6 + ["left"], disable_numparse=True)

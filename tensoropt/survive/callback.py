@@ -47,7 +47,7 @@ from .interval import Interval
 from .loops import ranks_of
 from .plain_values import as_entries
 from .random_states import are_equal, random_states, set_random_states
-from .run_folder import FitFolder, Found, made_by
+from .run_folder import FitFolder, SavedRun, made_by
 
 LEAVING_CODE = 75
 """The exit code of ranks that were asked to stop and have saved: start me again."""
@@ -82,7 +82,7 @@ class Survive(RunKeeper):
             raise InputError(f"Survive takes keep=, how many checkpoints to keep, 1 or more; got {short(keep)}")
         self.keep, self._stateless = keep, stateless
         self._stop = StopRequest.of_process()
-        self._resumed: Found | None = None
+        self._resumed: SavedRun | None = None
         self._n_failed = 0
 
     writes_apart = True
@@ -90,24 +90,24 @@ class Survive(RunKeeper):
 
     # What RunKeeper asks
 
-    def begin(self, trainer: Any, given: dict[str, Any]) -> RunPosition | None:
+    def begin(self, trainer: Any, arguments: dict[str, Any]) -> RunPosition | None:
         """Find the newest checkpoint of this ``fit``; return where it goes on."""
         self._trainer = trainer
         self._open(trainer.ranks)
         self._data: Any = None
         self._states: CallbackStates | None = None
-        found = on_rank_0(self._ranks.processes, lambda: self._found(given.get("callbacks")))
-        self._resumed = found
-        self.first_epoch = given.get("initial_epoch") or 0
+        resumed = on_rank_0(self._ranks.processes, lambda: self._newest(arguments.get("callbacks")))
+        self._resumed = resumed
+        self.first_epoch = arguments.get("initial_epoch") or 0
         self.seed = secrets.randbits(31)
         self._at_begin = self._at_opening = random_states()
         position = None
-        if found is not None:
-            state, epochs = found.state, given.get("epochs") or 1
+        if resumed is not None:
+            state, epochs = resumed.state, arguments.get("epochs") or 1
             position = RunPosition(**state["position"])
             self.n_steps, self.seed, self.first_epoch = state["n_steps"], state["seed"], state["first_epoch"]
             self._is_over = position.epoch >= epochs or state["stopped_at"] == epochs
-            given["initial_epoch"] = epochs if self._is_over else position.epoch
+            arguments["initial_epoch"] = epochs if self._is_over else position.epoch
             if self._leads:
                 self._at_begin = state["random"]["begin"]
                 set_random_states(self._at_begin)
@@ -139,7 +139,7 @@ class Survive(RunKeeper):
         if self._leads:
             say(text)
 
-    def _found(self, callbacks: Any) -> Found | None:
+    def _newest(self, callbacks: Any) -> SavedRun | None:
         """Find the newest checkpoint, and check that the callbacks' states can be kept; rank 0 alone does."""
         self._states = CallbackStates(list(callbacks or ()), self._stateless, self._trainer.inner)
         return self._place.newest()
@@ -151,7 +151,7 @@ class Survive(RunKeeper):
         else:
             self._say(f"goes on from '{self._resumed.prefix}' ({where})")
         before, now = self._resumed.state["made_by"], made_by()
-        changed = [what for what in now if now[what] != before.get(what)]
+        changed = [key for key in now if now[key] != before.get(key)]
         if changed:
             self._say(f"since it was saved, {' and '.join(changed)} changed: its numbers may be others'")
 
@@ -182,20 +182,20 @@ class Survive(RunKeeper):
         """Save a state between two steps, or at the end, and leave, if it is time for it."""
         due = self.every.share(self.n_steps - self._n_saved, time.monotonic() - self._saved_s)
         wish = LEAVE if self._stop.is_asked else SAVE if self._leads and (is_end or due >= 1) else NOTHING
-        what, is_busy = agreed(self._ranks.processes, wish, self._pending is not None and self._pending[0].is_busy)
-        is_last = is_end or what == LEAVE
+        decision, is_busy = agreed(self._ranks.processes, wish, self._pending is not None and self._pending[0].is_busy)
+        is_last = is_end or decision == LEAVE
         if is_last or not is_busy:
             self._advance(to_end=is_last)
-        if what != NOTHING and self._pending is None:
+        if decision != NOTHING and self._pending is None:
             is_apart = self.writes_apart and not is_last
-            self._begin_save(state(), 1 if is_end else self.keep, is_apart, is_leaving=what == LEAVE)
+            self._begin_save(state(), 1 if is_end else self.keep, is_apart, is_leaving=decision == LEAVE)
             if not is_apart:
-                self._advance(to_end=True, is_leaving=what == LEAVE)
+                self._advance(to_end=True, is_leaving=decision == LEAVE)
         elif self.n_steps == self._n_saved + 1 and self._room is None and self.writes_apart:
             self._room = room_for(self._ranks.kept, self._ranks.processes)
         if is_end:
             self._room = None
-        if what == LEAVE:
+        if decision == LEAVE:
             self._leave()
 
     def _check_data(self, batch: Batch, state: dict[str, Any]) -> None:
@@ -215,7 +215,7 @@ class Survive(RunKeeper):
 
     def _state(self, position: RunPosition, digest: str, is_end: bool = False) -> dict[str, Any]:
         """Return what a checkpoint has beside the variables; all ranks call it, and rank 0's counts."""
-        counted = self._counted()
+        counts = self._counted()
         if not self._leads or self._states is None:
             return {}
         random = {"begin": self._at_begin, "opening": self._at_opening, "now": random_states()}
@@ -227,9 +227,9 @@ class Survive(RunKeeper):
             "stopped_at": self.params["epochs"] if is_end and self._trainer.stop_training else None,
             "random": {**random, "data": getattr(self, "_data_at_opening", None)},
             "digest": digest,
-            **counted,
+            **counts,
             "callbacks": self._states.get(),
-            "history": (list(self.history.epoch), {name: list(each) for name, each in self.history.history.items()}),
+            "history": (list(self.history.epoch), {name: list(values) for name, values in self.history.history.items()}),
             "made_by": made_by(),
         }
 
@@ -315,7 +315,7 @@ class Survive(RunKeeper):
         if self._leads and self._states is not None:
             self._states.set(state["callbacks"])
         epochs, history = state["history"]
-        self.history.epoch, self.history.history = list(epochs), {name: list(each) for name, each in history.items()}
+        self.history.epoch, self.history.history = list(epochs), {name: list(values) for name, values in history.items()}
 
     def on_train_end(self, logs: Any = None) -> None:
         """Save the end of the run, or have what a ``fit`` that had ended has left."""
@@ -342,26 +342,26 @@ class Survive(RunKeeper):
         loop: dict[str, Any] = {} if state is None else state
         self._open(ranks_of(step, loop))
         self._trainer = step
-        found = self._resumed = on_rank_0(self._ranks.processes, self._place.newest)
-        if found is not None:
-            self._ranks.restore(found.prefix)
-            self.n_steps = found.state["n_steps"]
-            loop.update(found.state["loop"])
-            self._set_counted(found.state, in_epoch=True)
-            set_random_states(found.state["random"]["now"])
+        resumed = self._resumed = on_rank_0(self._ranks.processes, self._place.newest)
+        if resumed is not None:
+            self._ranks.restore(resumed.prefix)
+            self.n_steps = resumed.state["n_steps"]
+            loop.update(resumed.state["loop"])
+            self._set_counted(resumed.state, in_epoch=True)
+            set_random_states(resumed.state["random"]["now"])
             self._say_where(f"step {self.n_steps}")
         self._begin_saving()
 
-        def kept() -> dict[str, Any]:
+        def loop_state() -> dict[str, Any]:
             own = {"loop": loop, **self._counted(), "random": {"now": random_states()}}
             return {"n_steps": self.n_steps, **own, "made_by": made_by()}
 
         for number in range(self.n_steps, n_steps):
-            self._between(kept)
+            self._between(loop_state)
             notes.note_step(self._fit, number + 1)
             yield number
             self.n_steps += 1
-        self._between(kept, is_end=True)
+        self._between(loop_state, is_end=True)
 
     def set_model(self, model: Any) -> None:
         """Check that a trainer trains.

@@ -38,8 +38,8 @@ class CallbackStates:
     """
 
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback], stateless: Sequence[Any], model: Any) -> None:
-        kept = [each for each in callbacks if all(each is not other for other in stateless)]
-        self._kept = [each for each in kept if not isinstance(each, OF_LISTS)]
+        stateful = [callback for callback in callbacks if all(callback is not other for other in stateless)]
+        self._kept = [callback for callback in stateful if not isinstance(callback, OF_LISTS)]
         self._model = model
         self.get()
 
@@ -49,7 +49,7 @@ class CallbackStates:
         Raises:
             InputError: one can't be kept.
         """
-        return [_state(each, self._model) for each in self._kept]
+        return [_state(callback, self._model) for callback in self._kept]
 
     def set(self, states: Sequence[Any]) -> None:
         """Give the callbacks their states, after ``on_train_begin`` and ``on_epoch_begin``.
@@ -58,11 +58,11 @@ class CallbackStates:
             InputError: there are other callbacks than those that were saved.
         """
         if len(states) != len(self._kept) or any(
-            name != type(each).__name__ for (name, _), each in zip(states, self._kept, strict=True)
+            name != type(callback).__name__ for (name, _), callback in zip(states, self._kept, strict=True)
         ):
             raise InputError(
                 f"the checkpoint has the states of callbacks {', '.join(name for name, _ in states) or 'none'}, and fit got "
-                f"{', '.join(type(each).__name__ for each in self._kept) or 'none'}; give the same ones, in that order"
+                f"{', '.join(type(c).__name__ for c in self._kept) or 'none'}; give the same ones, in that order"
             )
         for callback, (_, state) in zip(self._kept, states, strict=True):
             _set(callback, state)

@@ -71,5 +71,5 @@ def from_reader(reader: Any) -> dict[str, Any] | None:
     arrays: list[np.ndarray] = []
     while reader.has_tensor(f"{_ARRAY}/{len(arrays)}"):
         arrays.append(np.asarray(reader.get_tensor(f"{_ARRAY}/{len(arrays)}")))
-    found: dict[str, Any] = decoded(json.loads(reader.get_tensor(_STATE)), arrays)
-    return found
+    state: dict[str, Any] = decoded(json.loads(reader.get_tensor(_STATE)), arrays)
+    return state

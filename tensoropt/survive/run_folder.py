@@ -21,7 +21,7 @@ from .plain_values import from_reader
 _NAME = re.compile(r"step-(\d+)\.index")
 
 
-class Found(NamedTuple):
+class SavedRun(NamedTuple):
     """A checkpoint that is whole: its prefix, and the state of the run that it has beside the variables."""
 
     prefix: str
@@ -43,7 +43,7 @@ class FitFolder:
         """Return the prefix of the checkpoint after so many steps."""
         return str(self.path / f"step-{n_steps}")
 
-    def newest(self) -> Found | None:
+    def newest(self) -> SavedRun | None:
         """Return the newest checkpoint that is whole, after reading it through; None without any. Name those that aren't.
 
         Raises:
@@ -63,7 +63,7 @@ class FitFolder:
                 say(f"{str(error).rstrip('.')}; the one before it is taken")
                 continue
             if state is not None:
-                return Found(location.prefix, state)
+                return SavedRun(location.prefix, state)
         return None
 
     def _tidy(self) -> None:

@@ -102,8 +102,8 @@ class Supervisor:
         if len(self.attempts) > 1:
             print(table(self.attempts), file=sys.stderr, flush=True)
         if self.options.json is not None:
-            found = {"exit_code": code, "attempts": [each.as_json() for each in self.attempts]}
-            write_json(self.options.json, found, "the table of attempts")
+            summary = {"exit_code": code, "attempts": [attempt.as_json() for attempt in self.attempts]}
+            write_json(self.options.json, summary, "the table of attempts")
         return code
 
     @contextlib.contextmanager
@@ -113,24 +113,24 @@ class Supervisor:
         if folder is None:
             yield {}
             return
-        with _held(folder):
+        with _hold(folder):
             if self.options.fresh:
                 _put_aside(folder)
-            about = _about(folder)
-            if about["finished"]:
+            record = _run_record(folder)
+            if record["finished"]:
                 say(f"the run in '{folder}' had finished; --fresh starts it from its beginning")
                 yield None
                 return
-            write_json(folder / "run.json", about, "the run's seed")
+            write_json(folder / "run.json", record, "the run's seed")
             yield {
                 notes.CHECKPOINT: str(folder.absolute()),
                 notes.EVERY: self.options.every,
                 notes.KEEP: str(self.options.keep),
-                notes.SEED: str(about["seed"]),
+                notes.SEED: str(record["seed"]),
                 notes.LEAVING_CODE: str(self.options.leaving_code),
             }
             if self.attempts and self.attempts[-1].exit_code == 0:
-                write_json(folder / "run.json", {**about, "finished": True}, "the run's end")
+                write_json(folder / "run.json", {**record, "finished": True}, "the run's end")
 
     def _until_done(self, environ: Mapping[str, str]) -> int:
         leaving = Leaving(self.options.grace_s)
@@ -151,8 +151,8 @@ class Supervisor:
                 self._n_moves += 1
                 say("there are other slots now: the ranks have saved, and start again")
                 continue
-            tried = {each.n_ranks for each in self.attempts[:-1]}
-            if attempt.is_refused and tried and n_ranks not in tried:
+            counts = {earlier.n_ranks for earlier in self.attempts[:-1]}
+            if attempt.is_refused and counts and n_ranks not in counts:
                 say(f"there is no plan for -n {n_ranks}; another number is tried")
                 self._refused.add(n_ranks)
                 continue
@@ -201,16 +201,16 @@ class Supervisor:
 
     def _left(self) -> tuple[int, list[Host]]:
         """Return how many ranks to start now, and the hosts for them."""
-        self._out = [each for each in self._out if each[0] > time.monotonic()]
+        self._out = [entry for entry in self._out if entry[0] > time.monotonic()]
         with contextlib.suppress(InputError) if self._known else contextlib.nullcontext():  # a file that is being written
             self._known = self._hosts()
         out, hosts = [host for _, host in self._out], [host for host in self._known if host.name]
         n_slots = sum(host.slots for host in self._known)
-        left = [host for host in hosts if host.name not in {each.name for each in out}]
+        remaining = [host for host in hosts if host.name not in {absent.name for absent in out}]
         most = n_slots if self.options.watches else self.options.n_ranks
-        n_left = min(most, sum(host.slots for host in left)) if hosts else most - sum(host.slots for host in out)
+        n_left = min(most, sum(host.slots for host in remaining)) if hosts else most - sum(host.slots for host in out)
         least = self.options.min_ranks
-        return next((n for n in range(n_left, least - 1, -1) if n not in self._refused), min(n_left, least - 1)), left
+        return next((n for n in range(n_left, least - 1, -1) if n not in self._refused), min(n_left, least - 1)), remaining
 
     def _ranks_left(self, leaving: Leaving) -> tuple[int, list[Host]]:
         """Return how many ranks to start, once there are enough, and where; 0 if that takes too long, or a request came."""
@@ -251,30 +251,30 @@ def _are_several(hosts: Sequence[Host]) -> bool:
 
 
 @contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
+def _hold(folder: Path) -> Iterator[None]:
     """Hold a folder, which no other run may use meanwhile.
 
     Raises:
         InputError: another one does, or it can't be written.
     """
-    lock, what = Lock(folder / ".run.lock"), f"a run can't be kept in '{folder}'"
-    with needing_folder(what):
+    lock, problem = Lock(folder / ".run.lock"), f"a run can't be kept in '{folder}'"
+    with needing_folder(problem):
         folder.mkdir(parents=True, exist_ok=True)
         holder = lock.acquire()
     if holder is not None:
-        raise InputError(describe(what, got=f"another run in it, of {holder}", expected="a folder for each run"))
+        raise InputError(describe(problem, got=f"another run in it, of {holder}", expected="a folder for each run"))
     try:
         yield
     finally:
         lock.release()
 
 
-def _about(folder: Path) -> dict[str, Any]:
+def _run_record(folder: Path) -> dict[str, Any]:
     """Return what the folder knows of its run, with a seed for a new one."""
     file = folder / "run.json"
     try:
-        found = json.loads(file.read_text())
-        return {"seed": int(found["seed"]), "finished": bool(found["finished"])}
+        record = json.loads(file.read_text())
+        return {"seed": int(record["seed"]), "finished": bool(record["finished"])}
     except FileNotFoundError:
         return {"seed": int.from_bytes(os.urandom(4), "little"), "finished": False}
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -285,11 +285,11 @@ def _about(folder: Path) -> dict[str, Any]:
 
 def _put_aside(folder: Path) -> None:
     """Move what a folder has into another one within it."""
-    old = [each for each in folder.iterdir() if each.name == "run.json" or each.name.startswith("fit-")]
+    old = [entry for entry in folder.iterdir() if entry.name == "run.json" or entry.name.startswith("fit-")]
     if not old:
         return
     aside = next(path for i in range(1, sys.maxsize) if not (path := folder / f"before-{i}").exists())
     aside.mkdir()
-    for each in old:
-        each.rename(aside / each.name)
+    for entry in old:
+        entry.rename(aside / entry.name)
     say(f"the run that '{folder}' had is put aside, in '{aside}'")

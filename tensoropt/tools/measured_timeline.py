@@ -21,7 +21,7 @@ def measured_view(ranks: Sequence[RankTimeline], operators: Iterable[str]) -> di
     Args:
         operators: the names of the model's operators.
     """
-    known = frozenset(operators)
+    operator_names = frozenset(operators)
     names: dict[str, int] = {}
     kinds: dict[str, int] = {}
     rows: list[list[int]] = []
@@ -31,19 +31,19 @@ def measured_view(ranks: Sequence[RankTimeline], operators: Iterable[str]) -> di
         if duration_ns > 0:
             rows.append([number, lane, start_ns, duration_ns, *numbers])
 
-    shown = ranks[:MOST_RANKS]
-    for number, rank in enumerate(shown):
+    first_ranks = ranks[:MOST_RANKS]
+    for number, rank in enumerate(first_ranks):
         begin_ns = int(rank.steps[0, 0])
         for event in rank.operators:
-            name, way = TracedName.of(event.name, known)
+            name, way = TracedName.of(event.name, operator_names)
             if way != CALL:
                 add(number, COMPUTE_LANE, event.start_ps // 1000 - begin_ns, event.duration_ps // 1000, name, way)
         for call in rank.collectives:
             leads_to = "" if call.collective is None else call.collective.operator
             add(number, NETWORK_LANE, call.start_ns - begin_ns, call.duration_ns, leads_to, call.kind)
     return {
-        "makespan_ns": max(int(rank.steps[0, 1] - rank.steps[0, 0]) for rank in shown),
-        "devices": [[rank.rank] for rank in shown],
+        "makespan_ns": max(int(rank.steps[0, 1] - rank.steps[0, 0]) for rank in first_ranks),
+        "devices": [[rank.rank] for rank in first_ranks],
         "operators": list(names),
         "kinds": list(kinds),
         "tasks": tasks_text(joined_rows(sorted(rows))),

@@ -49,7 +49,7 @@ class _Recorder:
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
 
-    def recording_for(self, what: str) -> Recording:
+    def recording_for(self, caller: str) -> Recording:
         return self._recording
 
     def __getattr__(self, name: str) -> Any:
@@ -75,12 +75,12 @@ def record_named(name: str, optimizer: str | None = None, batch_size: int | None
         if not Path(name).is_file():
             raise InputError(f"model {name!r}: file '{name}' isn't there; expected what model.save('FILE.keras') wrote")
         return record_keras(lambda: load_keras(Path(name), name), name, optimizer, batch_size or KERAS_BATCH)
-    of_zoo, separator, what = name.partition(":")
+    of_zoo, separator, target = name.partition(":")
     if of_zoo == "zoo" and separator:
-        return record(zoo.sized(what, batch_size), name, optimizer)
+        return record(zoo.sized(target, batch_size), name, optimizer)
     of_file, _, sizes = name.rpartition(":") if "=" in name.rpartition(":")[2] else (name, "", "")
-    where, separator, what = of_file.rpartition(":")
-    if not separator or not where or not what:
+    where, separator, target = of_file.rpartition(":")
+    if not separator or not where or not target:
         raise InputError(f"model {name!r}: expected zoo:NAME (zoo: lists them), FILE.py:FUNCTION or FILE.keras")
     path = Path(where)
     if path.suffix != ".py" or not path.is_file():
@@ -88,7 +88,7 @@ def record_named(name: str, optimizer: str | None = None, batch_size: int | None
         raise InputError(f"model {name!r}: file '{where}' {problem}; expected zoo:NAME or FILE.py:FUNCTION")
 
     def made() -> object:
-        function = _function_in(path, what)
+        function = _function_in(path, target)
         return function(**zoo.sizes_of(function, sizes, name)) if sizes else function()
 
     return record(made, name, optimizer, path, batch_size)
@@ -128,10 +128,10 @@ def record(
     if isinstance(result, tf.keras.Model):
         # Called again, since the variables of this model belong to the recording.
         return record_keras(lambda: cast("tf.keras.Model", function()), name, optimizer, batch_size or KERAS_BATCH)
-    steps, taken = recording.updates()
+    steps, gradients = recording.updates()
     if not steps:
         _minimize(recording, result, name, optimizer or DEFAULT_OPTIMIZER)
-        steps, taken = recording.updates()
+        steps, gradients = recording.updates()
     elif optimizer is not None:
         own = " and ".join(dict.fromkeys(str(step.optimizer) for step in steps))
         raise InputError(
@@ -139,13 +139,13 @@ def record(
             "return the loss instead"
         )
     recorded = time.perf_counter()
-    graph = import_graph(recording.graph, steps, taken=taken)
+    graph = import_graph(recording.graph, steps, gradients=gradients)
     if batch_size is not None and graph.batch and batch_size < graph.batch and graph.batch % batch_size == 0:
         graph = with_batch(graph, batch_size)
     elif batch_size not in (None, graph.batch):
-        has = f"of {graph.batch}" if graph.batch else "(which none of its placeholders tells)"
+        batch_text = f"of {graph.batch}" if graph.batch else "(which none of its placeholders tells)"
         raise InputError(
-            f"model {name!r} records a batch {has}, got a batch of {batch_size}; give a divisor of it, or change the "
+            f"model {name!r} records a batch {batch_text}, got a batch of {batch_size}; give a divisor of it, or change the "
             "batch where the model is recorded"
         )
     if os.environ.get("TENSOROPT_CHECK") == "1":
@@ -190,8 +190,8 @@ def _function_in(path: Path, name: str) -> Callable[[], object]:
         own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == path.stem]
         functions = [key for key in own if callable(vars(module)[key])]
         near = difflib.get_close_matches(name, functions, n=3, cutoff=0.4) or functions
-        there = f"it has {', '.join(near)}" if near else "it defines no functions"
-        raise InputError(f"'{path}' has no function {name!r}; {there}")
+        contents = f"it has {', '.join(near)}" if near else "it defines no functions"
+        raise InputError(f"'{path}' has no function {name!r}; {contents}")
     return function
 
 

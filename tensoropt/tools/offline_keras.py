@@ -95,5 +95,5 @@ def _compiled(model: keras.Model, name: str, optimizer: str | None) -> tuple[Com
             "leave out --optimizer, or compile the model with another"
         )
     loss = getattr(model, "loss", None) or LOSS
-    given = {key: keras.saving.deserialize_keras_object(config.get(key)) for key in ("metrics", "weighted_metrics")}
-    return Compilation(loss, config.get("loss_weights"), **given), model.optimizer
+    metrics = {key: keras.saving.deserialize_keras_object(config.get(key)) for key in ("metrics", "weighted_metrics")}
+    return Compilation(loss, config.get("loss_weights"), **metrics), model.optimizer

@@ -140,9 +140,9 @@ class Calibration:
         yield replace(self.hardware, operators=fit_all(timed))
 
     def _timed(self, trial: OperatorTrial, work: WorkItem) -> list[Measured]:
-        found = self.processes.gather(self.timer.time(trial))
-        whole = [each for each in found if each is not None]
-        if len(whole) < len(found):
+        of_ranks = self.processes.gather(self.timer.time(trial))
+        whole = [of_rank for of_rank in of_ranks if of_rank is not None]
+        if len(whole) < len(of_ranks):
             return []
         measured = slowest_of(work, whole)
         self.store.add([measured])
@@ -169,17 +169,17 @@ class Calibration:
 
     def _updates(self, dtype: str) -> list[Measured]:
         """Measure updates of variables by momentum, which has one slot."""
-        evict, found = Evicting(), []
+        evict, rows = Evicting(), []
         for side in SIDES[2:]:
             updates = [_update(side, dtype) for _ in range(_UPDATES)]
             # Five accesses, as the costs of a plan count: gradient and slot, each read and written, and the value.
             n_bytes = 5 * side * side * tf.as_dtype(dtype).size
             device = self.hardware.device
             least_us = max(LEAST_US, device.operator_overhead_us, n_bytes / device.memory_bytes_per_s * 1e6)
-            without, with_updates = (_gradients(side, dtype, each) for each in ([None] * _UPDATES, updates))
+            without, with_updates = (_gradients(side, dtype, variant) for variant in ([None] * _UPDATES, updates))
             time_us = max(least_us, self._longer_s(evict, without, with_updates) / _UPDATES * 1e6)
-            found.append(Measured(WorkItem("Variable", dtype, 0, n_bytes), time_us, 0.0, 0.0))
-        return found
+            rows.append(Measured(WorkItem("Variable", dtype, 0, n_bytes), time_us, 0.0, 0.0))
+        return rows
 
     def _longer_s(self, before: Callable[[], None], one: Callable[[], object], other: Callable[[], object]) -> float:
         """Return the seconds by which ``other`` takes longer than ``one``, on the slowest rank.

@@ -228,18 +228,18 @@ def _compared(plan: Plan, model: Model, ranks: Sequence[_Rank], hardware: Hardwa
     submeshes = [_Submesh.of(plan, devices, ranks) for devices in plan.submeshes]
     compute_us = max(_compute_us(rank, model, plan.overlap_time_us > 0 or len(submeshes) > 1) for rank in ranks)
     memory = tuple(n_bytes for n_bytes in peaks if n_bytes is not None) if None not in peaks else ()
-    predicted = [each.predicted_us(hardware) for each in submeshes]
+    predicted = [part.predicted_us(hardware) for part in submeshes]
     return PlanCheck(
         step=Compared("step", plan.time_us, float(np.median(steps_us))),
         steps_us=tuple(steps_us.tolist()),
         compute=Compared("compute", max(compute for compute, _ in predicted), compute_us),
-        network=Compared("network", max(network for _, network in predicted), max(each.network_us for each in submeshes)),
-        waiting_us=max(0.0, *(each.paths_us - each.network_us for each in submeshes)),
+        network=Compared("network", max(network for _, network in predicted), max(part.network_us for part in submeshes)),
+        waiting_us=max(0.0, *(part.paths_us - part.network_us for part in submeshes)),
         memory=Compared("memory", plan.needed_bytes, max(memory, default=0)),
         memory_bytes=memory,
-        collectives=tuple(row for each in submeshes for row in _collectives(each, hardware)),
+        collectives=tuple(row for part in submeshes for row in _collectives(part, hardware)),
         operators=_operators(plan, model, _slowest([rank.operators_us for rank in ranks])),
-        edges=tuple(row for each in submeshes for row in _edges(each, model)),
+        edges=tuple(row for part in submeshes for row in _edges(part, model)),
         timeline=measured_view([rank.timeline for rank in ranks], model.graph.operators),
     )
 
@@ -272,11 +272,11 @@ def transfers_s(mesh: Mesh, axes_of_calls: Sequence[tuple[int, ...]], seconds: S
 
 
 def _collectives(submesh: _Submesh, hardware: Hardware) -> tuple[Compared, ...]:
-    found: dict[tuple[str, tuple[int, ...], int], list[float]] = {}
+    times_by_call: dict[tuple[str, tuple[int, ...], int], list[float]] = {}
     mesh, ranks, each_us = submesh.stages[0].mesh, submesh.ranks, submesh.each_us
     for number, call in enumerate(ranks[0].calls[0]):
         n_bytes = max(rank.calls[0][number].n_bytes for rank in ranks)
-        found.setdefault((call.kind, call.axes, n_bytes), []).append(float(each_us[number]))
+        times_by_call.setdefault((call.kind, call.axes, n_bytes), []).append(float(each_us[number]))
     costs = CollectiveCosts(hardware, mesh)
     beside_us = hardware.collective_call_us + hardware.collective_path_us
     return tuple(
@@ -286,7 +286,7 @@ def _collectives(submesh: _Submesh, hardware: Hardware) -> tuple[Compared, ...]:
             sum(times_us),
             len(times_us),
         )
-        for (kind, axes, n_bytes), times_us in sorted(found.items())
+        for (kind, axes, n_bytes), times_us in sorted(times_by_call.items())
     )
 
 
@@ -320,8 +320,8 @@ def _edges(submesh: _Submesh, model: Model) -> tuple[Compared, ...]:
 
 
 def _slowest(by_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for each in by_rank for name in each)
-    return {name: max(each.get(name, 0.0) for each in by_rank) for name in names}
+    names = dict.fromkeys(name for rank_us in by_rank for name in rank_us)
+    return {name: max(rank_us.get(name, 0.0) for rank_us in by_rank) for name in names}
 
 
 def _operators(plan: Plan, model: Model, traced_us: Mapping[str, float]) -> tuple[Compared, ...]:
@@ -329,14 +329,14 @@ def _operators(plan: Plan, model: Model, traced_us: Mapping[str, float]) -> tupl
 
     Operators that TensorFlow ran as one are compared as one.
     """
-    planned = {op.name: op for op in plan.operators}
+    by_name = {op.name: op for op in plan.operators}
     group_of = ran_as(model, traced_us)
     predicted: dict[str, float] = {}
     members: dict[str, list[str]] = {}
     for op in model.graph.step_operators:
-        if op.name in planned and planned[op.name].time_us:
+        if op.name in by_name and by_name[op.name].time_us:
             group = UPDATES if op.type == VARIABLE else group_of.get(op.name, op.name)
-            predicted[group] = predicted.get(group, 0.0) + planned[op.name].time_us
+            predicted[group] = predicted.get(group, 0.0) + by_name[op.name].time_us
             members.setdefault(group, []).append(op.name)
     measured: dict[str, float] = {}
     for name, time_us in traced_us.items():
@@ -364,8 +364,8 @@ def _group_of_event(name: str, group_of: Mapping[str, str]) -> str | None:
 def comparison_json(check: PlanCheck) -> dict[str, Any]:
     """Return the comparison as a JSON value."""
 
-    def row(each: Compared) -> dict[str, Any]:
-        return {"name": each.name, "predicted": each.predicted, "measured": each.measured, "count": each.count}
+    def row(cost: Compared) -> dict[str, Any]:
+        return {"name": cost.name, "predicted": cost.predicted, "measured": cost.measured, "count": cost.count}
 
     return {
         "format": FORMAT,
@@ -375,8 +375,8 @@ def comparison_json(check: PlanCheck) -> dict[str, Any]:
         "network_us": row(check.network),
         "waiting_us": check.waiting_us,
         "memory_bytes": {**row(check.memory), "ranks": list(check.memory_bytes)},
-        "collectives_us": [row(each) for each in check.collectives],
-        "operators_us": [row(each) for each in check.operators],
-        "edges_us": [row(each) for each in check.edges],
+        "collectives_us": [row(cost) for cost in check.collectives],
+        "operators_us": [row(cost) for cost in check.operators],
+        "edges_us": [row(cost) for cost in check.edges],
         "timeline": dict(check.timeline),
     }

@@ -20,7 +20,7 @@ from .trace_rows import COLLECTIVES_ROW, FIRST_THREAD, STEPS_ROW, TraceRows
 def simulated_trace_json(simulation: Simulation) -> dict[str, Any]:
     """Return the trace as a JSON value; times are microseconds since the step began."""
     timeline = simulation.timeline
-    planned = {op.name: op for op in simulation.plan.operators}
+    by_name = {op.name: op for op in simulation.plan.operators}
     events: list[dict[str, Any]] = []
     rows = [TraceRows(ranks[0], 0, events) for ranks in timeline.network.classes]
     for row, ranks in zip(rows, timeline.network.classes, strict=True):
@@ -31,7 +31,7 @@ def simulated_trace_json(simulation: Simulation) -> dict[str, Any]:
         row.named("thread", "operators", FIRST_THREAD)
         row.add(STEPS_ROW, "step 1", "step", 0, timeline.makespan_ns)
     links = TraceRows(simulation.plan.parallelism, 0, events)
-    numbers = {i: 1 + i for i, each in enumerate(timeline.resources) if each.kind == LINK}
+    numbers = {i: 1 + i for i, resource in enumerate(timeline.resources) if resource.kind == LINK}
     if numbers:
         links.named("process", "links, simulated", 0)
     for resource, number in numbers.items():
@@ -56,8 +56,8 @@ def simulated_trace_json(simulation: Simulation) -> dict[str, Any]:
         if node.name != operator:
             name = f"copies of {node.name} for {operator}"
         details: dict[str, Any] = {"what": node.kind}
-        if operator in planned:
-            details |= {"config": str(planned[operator].config), "planned us, both ways": planned[operator].time_us}
+        if operator in by_name:
+            details |= {"config": str(by_name[operator].config), "planned us, both ways": by_name[operator].time_us}
         rows[task.key.first].add(FIRST_THREAD, name, way, times.start_ns, times.end_ns - times.start_ns, details)
     for numbers_of_one in of_collective.values():
         _add_collective(timeline, rows, numbers_of_one)

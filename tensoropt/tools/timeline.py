@@ -136,16 +136,16 @@ def shares(rank: RankTimeline, operators: Iterable[str]) -> StepShares:
     )
     communicating = _intervals((event.start_ns, event.duration_ns) for event in rank.collectives)
     step, operators_ns, collectives_ns, any_ns = (
-        covered(each) for each in (rank.steps, computing, communicating, np.concatenate([computing, communicating]))
+        covered(spans) for spans in (rank.steps, computing, communicating, np.concatenate([computing, communicating]))
     )
     overlap_ns = operators_ns + collectives_ns - any_ns
-    each = (step, operators_ns, collectives_ns, overlap_ns, max(0, step - any_ns))
-    return StepShares(*(total / len(rank.steps) / 1e3 for total in each))
+    totals = (step, operators_ns, collectives_ns, overlap_ns, max(0, step - any_ns))
+    return StepShares(*(total / len(rank.steps) / 1e3 for total in totals))
 
 
 def _intervals(events: Iterable[tuple[int, int]]) -> Intervals:
-    found = np.array(list(events), np.int64).reshape(-1, 2)
-    return np.stack([found[:, 0], found.sum(axis=1)], axis=1)
+    rows = np.array(list(events), np.int64).reshape(-1, 2)
+    return np.stack([rows[:, 0], rows.sum(axis=1)], axis=1)
 
 
 def covered(intervals: Intervals) -> int:
@@ -168,7 +168,7 @@ def trace_json(ranks: Sequence[RankTimeline], plan: Plan, model: Model) -> dict[
     events: list[dict[str, Any]] = []
     for rank in ranks:
         stages = [stage for stage in plan.stages if rank.rank in stage.devices]
-        planned = {op.name: op for stage in stages for op in stage.operators if not op.is_stand_in}
+        by_name = {op.name: op for stage in stages for op in stage.operators if not op.is_stand_in}
         row = TraceRows(rank.rank, start_ns, events)
         row.named("process", f"rank {rank.rank} on {rank.host}", 0)
         row.named("thread", "steps", STEPS_ROW)
@@ -191,14 +191,14 @@ def trace_json(ranks: Sequence[RankTimeline], plan: Plan, model: Model) -> dict[
         for thread in threads.values():
             row.named("thread", f"operators, thread {thread + 1}", FIRST_THREAD + thread)
         for event in rank.operators:
-            operator, way = TracedName.of(event.name, planned)
+            operator, way = TracedName.of(event.name, by_name)
             details = {"type": event.type, "TensorFlow's name": event.name}
             name = f"{operator} (backward)" if way == BACKWARD else operator
             if way == FORWARD and operator in members:
                 # Operators that TensorFlow ran as one are shown by all their names, in program order.
-                name = " + ".join(each for each in reversed(members[operator]) if each in planned)
-            if operator in planned:
-                details |= {"config": str(planned[operator].config), "planned us, both ways": planned[operator].time_us}
+                name = " + ".join(member for member in reversed(members[operator]) if member in by_name)
+            if operator in by_name:
+                details |= {"config": str(by_name[operator].config), "planned us, both ways": by_name[operator].time_us}
             place = FIRST_THREAD + threads[event.thread]
             row.add(place, name, way, event.start_ps / 1e3, event.duration_ps / 1e3, details)
         for time_ps, n_bytes in allocated(rank.memory):

@@ -17,9 +17,9 @@ class TraceRows:
     start_ns: int
     events: list[dict[str, Any]]
 
-    def named(self, what: str, name: str, row: int) -> None:
+    def named(self, subject: str, name: str, row: int) -> None:
         for kind, value in (("name", {"name": name}), ("sort_index", {"sort_index": row or self.rank})):
-            self.events.append({"ph": "M", "pid": self.rank, "tid": row, "name": f"{what}_{kind}", "args": value})
+            self.events.append({"ph": "M", "pid": self.rank, "tid": row, "name": f"{subject}_{kind}", "args": value})
 
     def add(
         self, row: int, name: str, category: str, start_ns: float, duration_ns: float, details: dict[str, Any] | None = None

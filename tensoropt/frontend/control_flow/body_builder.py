@@ -32,7 +32,7 @@ class Collector:
         scope: a prefix of names, which tells random operators apart.
         own: returns the results of an operator that isn't simply copied, and None for all others.
         is_differentiated: whether gradients are taken of the copy.
-        made: the copies, by the name of the source's tensor.
+        copies: the copies, by the name of the source's tensor.
     """
 
     outside: OuterImporter
@@ -41,7 +41,7 @@ class Collector:
     is_differentiated: bool = True
     graph: tf.Graph = field(default_factory=tf.Graph)
     inputs: list[tf.Tensor] = field(default_factory=list)
-    made: dict[str, tf.Tensor] = field(default_factory=dict)
+    copies: dict[str, tf.Tensor] = field(default_factory=dict)
     _lines: dict[str, str] = field(default_factory=dict)
 
     def input(self, shape: Sequence[int], dtype: str) -> tf.Tensor:
@@ -57,16 +57,16 @@ class Collector:
     def copy(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Return the copies of tensors of the source, after copying all that they need and that isn't copied yet."""
         with self.graph.as_default(), self.graph.name_scope(self.scope):
-            self._copy_missing(self.made, tensors, self.own)
-        return [self.made[tensor.name] for tensor in tensors]
+            self._copy_missing(self.copies, tensors, self.own)
+        return [self.copies[tensor.name] for tensor in tensors]
 
-    def _copy_missing(self, made: dict[str, tf.Tensor], tensors: Sequence[tf.Tensor], own: Own) -> None:
-        for op in _needed(tensors, made, own):
-            results = self._copied(op, made)
-            made.update({tensor.name: result for tensor, result in zip(op.outputs, results, strict=True)})
+    def _copy_missing(self, copies: dict[str, tf.Tensor], tensors: Sequence[tf.Tensor], own: Own) -> None:
+        for op in _missing_operators(tensors, copies, own):
+            results = self._copy_one(op, copies)
+            copies.update({tensor.name: result for tensor, result in zip(op.outputs, results, strict=True)})
 
-    def _copied(self, op: tf.Operation, made: dict[str, tf.Tensor]) -> list[tf.Tensor]:
-        inputs = [made[tensor.name] for tensor in op.inputs]
+    def _copy_one(self, op: tf.Operation, copies: dict[str, tf.Tensor]) -> list[tf.Tensor]:
+        inputs = [copies[tensor.name] for tensor in op.inputs]
         if op.inputs and treatment_of(op.type) is Treatment.READ:  # the first input is the variable's value
             return [value_read(op.type, inputs[0], inputs[1:], op.node_def.attr)]
         if op.type in LOOPS:
@@ -76,16 +76,16 @@ class Collector:
         if is_custom_gradient(op) and not self.is_differentiated:
             return inputs
         if is_custom_gradient(op):
-            return copy_custom_gradient(op, inputs, lambda tensor: made[tensor.name])
+            return copy_custom_gradient(op, inputs, lambda tensor: copies[tensor.name])
         results = copy_operator(op, inputs)
         if results:
             self._lines[results[0].op.name] = self.outside.line(op)
         return results
 
     def _copy_function(self, function: Any, arguments: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        made = {tensor.name: given for tensor, given in zip(function.inputs, arguments, strict=True)}
-        self._copy_missing(made, function.outputs, lambda op: None)
-        return [made[tensor.name] for tensor in function.outputs]
+        copies = {tensor.name: argument for tensor, argument in zip(function.inputs, arguments, strict=True)}
+        self._copy_missing(copies, function.outputs, lambda op: None)
+        return [copies[tensor.name] for tensor in function.outputs]
 
     def body(self, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]) -> Body:
         """Import the copied operators as a body.
@@ -98,24 +98,24 @@ class Collector:
             ends = [tf.identity(tensor).op for tensor in outputs]
             starts = [tf.identity(tensor).op for tensor in inputs]
         imported = self.outside.import_body(self.graph, [*ends, *starts], self._lines)
-        found = [imported.resolve(end.outputs[0].name) for end in (*starts, *ends)]
-        return Body(imported, tuple(found[: len(starts)]), tuple(found[len(starts) :]))
+        tensors = [imported.resolve(end.outputs[0].name) for end in (*starts, *ends)]
+        return Body(imported, tuple(tensors[: len(starts)]), tuple(tensors[len(starts) :]))
 
 
-def _needed(tensors: Sequence[tf.Tensor], made: dict[str, tf.Tensor], own: Own) -> list[tf.Operation]:
+def _missing_operators(tensors: Sequence[tf.Tensor], copies: dict[str, tf.Tensor], own: Own) -> list[tf.Operation]:
     """Return the operators that tensors need and that aren't copied yet, in order of creation.
 
-    The results that ``own`` gives are entered into ``made`` on the way.
+    The results that ``own`` gives are entered into ``copies`` on the way.
     """
-    pending, found = [tensor.op for tensor in tensors if tensor.name not in made], set()
+    pending, names = [tensor.op for tensor in tensors if tensor.name not in copies], set()
     while pending:
         op = pending.pop()
-        if op.name in found or op.outputs[0].name in made:
+        if op.name in names or op.outputs[0].name in copies:
             continue
         results = own(op)
         if results is not None:
-            made.update({tensor.name: result for tensor, result in zip(op.outputs, results, strict=True)})
+            copies.update({tensor.name: result for tensor, result in zip(op.outputs, results, strict=True)})
             continue
-        found.add(op.name)
-        pending += [tensor.op for tensor in op.inputs if tensor.name not in made]
-    return [op for op in tensors[0].graph.get_operations() if op.name in found] if found else []
+        names.add(op.name)
+        pending += [tensor.op for tensor in op.inputs if tensor.name not in copies]
+    return [op for op in tensors[0].graph.get_operations() if op.name in names] if names else []

@@ -28,51 +28,51 @@ def import_custom_gradient(
     Raises:
         InputError: the gradient contains something that can't be captured.
     """
-    kept = [k for k, tensor in enumerate(op.outputs) if tensor.consumers() or _is_read(function, k)]
+    indices = [k for k, tensor in enumerate(op.outputs) if tensor.consumers() or _is_read(function, k)]
     operands: list[Tensor] = []
 
     def position(tensor: tf.Tensor) -> int:
-        found = outside.operand(tensor)
-        if found not in operands:
-            operands.append(found)
-        return operands.index(found)
+        operand = outside.operand(tensor)
+        if operand not in operands:
+            operands.append(operand)
+        return operands.index(operand)
 
-    passed = [position(op.inputs[k]) for k in kept]
+    passed = [position(op.inputs[k]) for k in indices]
     collector = Collector(outside, op.name, is_differentiated=False)
-    given = [_stands_for(collector, function.given[k], outside.operand(op.inputs[k])) for k in kept]
+    inputs = [_stand_in(collector, function.placeholders[k], outside.operand(op.inputs[k])) for k in indices]
     reads = []
     for outer, inner in function.read:
         value = outside.value(outer)
         if value is not None:
-            collector.made[inner.name] = collector.constant(value, inner.dtype)
+            collector.copies[inner.name] = collector.constant(value, inner.dtype)
         else:
             reads.append(position(outer))
-            given.append(_stands_for(collector, inner, operands[reads[-1]]))
-    into, gradients = _wanted(op, function, outside)
+            inputs.append(_stand_in(collector, inner, operands[reads[-1]]))
+    into, gradients = _passed_gradients(op, function, outside)
     outputs = collector.copy(gradients) if gradients else []
     form = GradientForm(tuple(passed), tuple(reads), tuple(position(tensor) for tensor in into))
-    body = collector.body(given, outputs)
-    results = tuple(replace(operands[i], name=op.outputs[k].name) for k, i in zip(kept, passed, strict=True))
+    body = collector.body(inputs, outputs)
+    results = tuple(replace(operands[i], name=op.outputs[k].name) for k, i in zip(indices, passed, strict=True))
     attributes = {BODY: body, FORM: form}
-    left_out = {tensor.name: outside.operand(op.inputs[k]) for k, tensor in enumerate(op.outputs) if k not in kept}
-    made = Operator(op.name, CUSTOM_GRADIENT, tuple(operands), results, {}, attributes, source=outside.line(op))
-    return made, left_out
+    left_out = {tensor.name: outside.operand(op.inputs[k]) for k, tensor in enumerate(op.outputs) if k not in indices}
+    operator = Operator(op.name, CUSTOM_GRADIENT, tuple(operands), results, {}, attributes, source=outside.line(op))
+    return operator, left_out
 
 
 def _is_read(function: GradientFunction, output: int) -> bool:
-    placeholder = function.given[output]
+    placeholder = function.placeholders[output]
     return placeholder is not None and bool(placeholder.consumers())
 
 
-def _stands_for(collector: Collector, inner: tf.Tensor | None, tensor: Tensor) -> tf.Tensor:
+def _stand_in(collector: Collector, inner: tf.Tensor | None, tensor: Tensor) -> tf.Tensor:
     """Return a new input of the body for a tensor outside; ``inner`` stood for that tensor in the traced function."""
-    made = collector.input(tensor.shape, tensor.dtype)
+    placeholder = collector.input(tensor.shape, tensor.dtype)
     if inner is not None:
-        collector.made[inner.name] = made
-    return made
+        collector.copies[inner.name] = placeholder
+    return placeholder
 
 
-def _wanted(
+def _passed_gradients(
     op: tf.Operation, function: GradientFunction, outside: OuterImporter
 ) -> tuple[Sequence[tf.Tensor], Sequence[tf.Tensor]]:
     """Return the inputs of the operator to which a gradient goes, and these gradients."""

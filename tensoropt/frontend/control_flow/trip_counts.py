@@ -39,14 +39,14 @@ class Counters:
     @cached_property
     def values(self) -> dict[int, np.ndarray]:
         """The first value of each loop variable that follows from constants, by the variable's index."""
-        known = dict(self.starts)
+        values = dict(self.starts)
         while True:
-            static = follows_from(self.body, {self.body.inputs[k].name for k in known})
-            lost = [k for k in known if self.body.outputs[k].name not in static]
-            if not lost:
-                return known
-            for k in lost:
-                del known[k]
+            static = follows_from(self.body, {self.body.inputs[k].name for k in values})
+            dynamic = [k for k in values if self.body.outputs[k].name not in static]
+            if not dynamic:
+                return values
+            for k in dynamic:
+                del values[k]
 
     @cached_property
     def changing(self) -> tuple[int, ...]:
@@ -61,17 +61,17 @@ class Counters:
     @cached_property
     def counted(self) -> frozenset[str]:
         """The names of the tensors in :attr:`static` that depend on a counter, and so may change from trip to trip."""
-        found = {self.body.inputs[k].name for k in self.changing}
+        names = {self.body.inputs[k].name for k in self.changing}
         for op in self.body.get_operations():
-            if any(tensor.name in found for tensor in op.inputs):
-                found.update(tensor.name for tensor in op.outputs if tensor.name in self.static)
-        return frozenset(found)
+            if any(tensor.name in names for tensor in op.inputs):
+                names.update(tensor.name for tensor in op.outputs if tensor.name in self.static)
+        return frozenset(names)
 
-    def run(self, wanted: Sequence[tf.Tensor], where: str) -> Trips:
+    def run(self, tensors: Sequence[tf.Tensor], where: str) -> Trips:
         """Run the counters until the loop ends.
 
         Args:
-            wanted: tensors of the body, which are in :attr:`static`.
+            tensors: those of the body to compute, which are in :attr:`static`.
             where: the text that names the loop in errors.
 
         Raises:
@@ -85,17 +85,17 @@ class Counters:
                 "unroll it"
             )
         nexts = [self.body.outputs[k] for k in self.changing]
-        now = dict(self.values)
+        current = dict(self.values)
         rows: list[list[np.ndarray]] = []
         with tf.compat.v1.Session(graph=self.cond) as condition, tf.compat.v1.Session(graph=self.body) as step:
-            while condition.run(self.cond.outputs[0], _feeds(self.cond, now)):
+            while condition.run(self.cond.outputs[0], _feeds(self.cond, current)):
                 if len(rows) == _MOST_TRIPS:
                     raise InputError(f"{where} runs more than {_MOST_TRIPS} times; let it end, or make several loops of it")
-                row, after = step.run([list(wanted), nexts], _feeds(self.body, now))
+                row, after = step.run([list(tensors), nexts], _feeds(self.body, current))
                 rows.append(row)
-                now.update(zip(self.changing, after, strict=True))
-        values = {tensor.name: np.stack([row[i] for row in rows]) for i, tensor in enumerate(wanted)} if rows else {}
-        return Trips(len(rows), values, now)
+                current.update(zip(self.changing, after, strict=True))
+        values = {tensor.name: np.stack([row[i] for row in rows]) for i, tensor in enumerate(tensors)} if rows else {}
+        return Trips(len(rows), values, current)
 
 
 @dataclass(frozen=True)
@@ -113,19 +113,19 @@ class Trips:
     finals: Mapping[int, np.ndarray]
 
 
-def follows_from(graph: Any, given: set[str]) -> frozenset[str]:
-    """Return the names of the tensors of a graph that follow from given ones, constants and shapes alone."""
-    found = set(given)
+def follows_from(graph: Any, sources: set[str]) -> frozenset[str]:
+    """Return the names of the tensors of a graph that follow from ``sources``, constants and shapes alone."""
+    names = set(sources)
     for op in graph.get_operations():
         if op.type in _NOT_STATIC or op.op_def.is_stateful or any(t.dtype == tf.variant for t in (*op.inputs, *op.outputs)):
             continue
-        if reads_known_shapes(op) or all(tensor.name in found for tensor in op.inputs):
-            found.update(tensor.name for tensor in op.outputs)
-    return frozenset(found)
+        if reads_known_shapes(op) or all(tensor.name in names for tensor in op.inputs):
+            names.update(tensor.name for tensor in op.outputs)
+    return frozenset(names)
 
 
-def _feeds(graph: Any, now: Mapping[int, np.ndarray]) -> dict[str, np.ndarray]:
-    feeds = {graph.inputs[k].name: value for k, value in now.items()}
+def _feeds(graph: Any, values: Mapping[int, np.ndarray]) -> dict[str, np.ndarray]:
+    feeds = {graph.inputs[k].name: value for k, value in values.items()}
     for op in graph.get_operations():
         if reads_known_shapes(op):
             feeds.update({tensor.name: shape_value(op, i) for i, tensor in enumerate(op.outputs)})

@@ -28,7 +28,7 @@ from .body_builder import LOOPS, Collector, OuterImporter
 
 _LEFT_OUT = ("Assert", "Print", "PrintV2")
 _HANDLES = (tf.resource, tf.variant)
-_GIVEN = ("Placeholder", "Const")
+_SOURCES = ("Placeholder", "Const")
 # They may have unknown shapes before they are imported: a loop's results are known from its body's.
 _NEVER_FIRST = (*LOOPS, "Placeholder", "PlaceholderWithDefault", "FusedBatchNormV3", "TensorListStack", "TensorListGetItem")
 
@@ -49,7 +49,7 @@ class Group:
     def inputs(self) -> list[tf.Tensor]:
         """The tensors from outside, each once. Lists, which can't pass, are taken with what makes them."""
         inside = {op.name for op in self.operators}
-        found: dict[str, tf.Tensor] = {}
+        inputs: dict[str, tf.Tensor] = {}
         pending = [tensor for op in self.operators for tensor in op.inputs]
         while pending:
             tensor = pending.pop()
@@ -58,8 +58,8 @@ class Group:
                     inside.add(tensor.op.name)
                     pending += tensor.op.inputs
             elif tensor.op.name not in inside:
-                found[tensor.name] = tensor
-        return sorted(found.values(), key=lambda tensor: tensor.name)
+                inputs[tensor.name] = tensor
+        return sorted(inputs.values(), key=lambda tensor: tensor.name)
 
 
 def grouped(
@@ -115,7 +115,7 @@ def _closed(ops: Sequence[tf.Operation], groups: list[set[str]]) -> list[set[str
         between = (behind & before) - group
         if between:
             meeting = [other for other in groups if other is group or other & between]
-            rest = [other for other in groups if not any(other is each for each in meeting)]
+            rest = [other for other in groups if not any(other is one for one in meeting)]
             return _closed(ops, [*rest, between.union(*meeting)])
     return groups
 
@@ -133,9 +133,9 @@ def _in_order(ops: Sequence[tf.Operation], of: dict[str, Group]) -> list[tf.Oper
         node = nodes[op.name]
         place.setdefault(node, len(place))
         graph.add_node(node)
-        needed = (*(tensor.op for tensor in op.inputs), *op.control_inputs)
-        before = [nodes[each.name] for each in needed if each.name in nodes]
-        graph.add_edges_from((each, node) for each in before if each is not node)
+        sources = (*(tensor.op for tensor in op.inputs), *op.control_inputs)
+        before = [nodes[source.name] for source in sources if source.name in nodes]
+        graph.add_edges_from((earlier, node) for earlier in before if earlier is not node)
     return list(nx.lexicographical_topological_sort(graph, place.__getitem__))
 
 
@@ -159,15 +159,15 @@ def import_group(group: Group, outside: OuterImporter) -> Operator:
     for tensor in group.inputs:
         value = outside.value(tensor)
         if value is not None:
-            collector.made[tensor.name] = collector.constant(value, tensor.dtype)
+            collector.copies[tensor.name] = collector.constant(value, tensor.dtype)
             continue
         operand = outside.operand(tensor)
         if operand in operands:
-            collector.made[tensor.name] = placeholders[operands.index(operand)]
+            collector.copies[tensor.name] = placeholders[operands.index(operand)]
             continue
         operands.append(operand)
         placeholders.append(collector.input(operand.shape, operand.dtype))
-        collector.made[tensor.name] = placeholders[-1]
+        collector.copies[tensor.name] = placeholders[-1]
     results = tuple(outside.known(tensor) for tensor in group.results)
     outputs = collector.copy(group.results)
     most = max((math.prod(operand.shape) for operand in operands), default=1)
@@ -191,10 +191,10 @@ def _most_inside(ops: Iterable[tf.Operation], bound: int) -> tuple[int, int]:
     n_bytes = flops = 0
     for op in ops:
         if op.type in CONDITIONALS:
-            functions = (function_graph(op, each.name) for each in _references(op.node_def))
-            branches = [_most_inside(each.get_operations(), bound) for each in functions]
-            n_bytes, flops = n_bytes + max(each[0] for each in branches), flops + max(each[1] for each in branches)
-        for tensor in op.outputs if op.type not in _GIVEN else ():
+            functions = (function_graph(op, reference.name) for reference in _references(op.node_def))
+            branches = [_most_inside(function.get_operations(), bound) for function in functions]
+            n_bytes, flops = n_bytes + max(branch[0] for branch in branches), flops + max(branch[1] for branch in branches)
+        for tensor in op.outputs if op.type not in _SOURCES else ():
             if tensor.dtype not in _HANDLES and tensor.shape.rank is not None:
                 n_elements = _n_elements(tensor, bound)
                 n_bytes += n_elements * tensor.dtype.size
@@ -218,7 +218,7 @@ def _n_elements(tensor: tf.Tensor, bound: int) -> int:
 
 def _does_more(op: tf.Operation) -> bool:
     """Return whether an operator, or one in its branches or its body, does something else than compute with its inputs."""
-    functions = [function_graph(op, each.name) for each in _references(op.node_def)]
+    functions = [function_graph(op, reference.name) for reference in _references(op.node_def)]
     if functions:
         return any(_does_more(inner) for function in functions for inner in function.get_operations())
     return is_custom_gradient(op) or (treatment_of(op.type) not in (None, Treatment.READ) and op.type not in _LEFT_OUT)
@@ -229,39 +229,39 @@ def _named_by_content(graph: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
 
     TensorFlow numbers functions by what was made before. All ranks must have the same names, and other functions others.
     """
-    known = {function.signature.name: function for function in graph.library.function}
+    functions = {function.signature.name: function for function in graph.library.function}
     order: dict[str, int] = {}
 
     def visit(nodes: Iterable[Any]) -> None:
-        for reference in (each for node in nodes for each in _references(node)):
-            if reference.name in known and reference.name not in order:
+        for reference in (reference for node in nodes for reference in _references(node)):
+            if reference.name in functions and reference.name not in order:
                 order[reference.name] = len(order)
-                visit(known[reference.name].node_def)
+                visit(functions[reference.name].node_def)
 
     visit(graph.node)
-    digest = hashlib.sha256(_renamed(graph, known, order, "").SerializeToString(deterministic=True)).hexdigest()[:16]
-    return _renamed(graph, known, order, digest)
+    digest = hashlib.sha256(_renamed(graph, functions, order, "").SerializeToString(deterministic=True)).hexdigest()[:16]
+    return _renamed(graph, functions, order, digest)
 
 
 def _renamed(
-    graph: tf.compat.v1.GraphDef, known: Mapping[str, Any], order: Mapping[str, int], digest: str
+    graph: tf.compat.v1.GraphDef, functions: Mapping[str, Any], order: Mapping[str, int], digest: str
 ) -> tf.compat.v1.GraphDef:
-    found = tf.compat.v1.GraphDef(node=graph.node, versions=graph.versions)
-    found.library.function.extend(known[name] for name in order)
-    for function in found.library.function:
+    definition = tf.compat.v1.GraphDef(node=graph.node, versions=graph.versions)
+    definition.library.function.extend(functions[name] for name in order)
+    for function in definition.library.function:
         function.signature.name = f"tensoropt_{digest}_{order[function.signature.name]}"
-    nodes = [*found.node, *(node for function in found.library.function for node in function.node_def)]
-    for reference in (each for node in nodes for each in _references(node)):
+    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+    for reference in (reference for node in nodes for reference in _references(node)):
         if reference.name in order:
             reference.name = f"tensoropt_{digest}_{order[reference.name]}"
     for node in nodes:
         node.ClearField("experimental_debug_info")
-    return found
+    return definition
 
 
 def _references(node: Any) -> list[Any]:
     """Return the references to functions among a node's attributes."""
-    return [each for _, attribute in sorted(node.attr.items()) for each in _functions(attribute)]
+    return [reference for _, attribute in sorted(node.attr.items()) for reference in _functions(attribute)]
 
 
 def _functions(attribute: Any) -> list[Any]:

@@ -102,13 +102,13 @@ class _Reader:
     @cached_property
     def states(self) -> tuple[int, ...]:
         """The indices of the loop variables that are carried from trip to trip."""
-        taken = {*self.lists, *self.counters.values}
-        return tuple(k for k in range(len(self.op.inputs)) if k not in taken and not is_passed_on(self.body, k))
+        others = {*self.lists, *self.counters.values}
+        return tuple(k for k in range(len(self.op.inputs)) if k not in others and not is_passed_on(self.body, k))
 
     @cached_property
     def invariants(self) -> tuple[int, ...]:
-        taken = {*self.lists, *self.counters.values, *self.states}
-        return tuple(k for k in range(len(self.op.inputs)) if k not in taken)
+        others = {*self.lists, *self.counters.values, *self.states}
+        return tuple(k for k in range(len(self.op.inputs)) if k not in others)
 
     @cached_property
     def writes(self) -> tuple[_Write, ...]:
@@ -121,11 +121,11 @@ class _Reader:
         Indices into lists aren't among them.
         """
         static, counted = self.counters.static, self.counters.counted
-        found = {write.item.name: write.item for write in self.writes if write.item.name in counted}
+        tensors = {write.item.name: write.item for write in self.writes if write.item.name in counted}
         for reader in self.body.get_operations():
             if not _is_on_lists(reader) and any(result.name not in static for result in reader.outputs):
-                found.update({tensor.name: tensor for tensor in reader.inputs if tensor.name in counted})
-        return found
+                tensors.update({tensor.name: tensor for tensor in reader.inputs if tensor.name in counted})
+        return tensors
 
     @cached_property
     def trips(self) -> Trips:
@@ -146,15 +146,15 @@ class _Reader:
         outside, collector = self.outside, self.collector
         for k, value in self.counters.values.items():
             if k not in self.counters.changing:
-                collector.made[self.body.inputs[k].name] = collector.constant(value, self.body.inputs[k].dtype)
+                collector.copies[self.body.inputs[k].name] = collector.constant(value, self.body.inputs[k].dtype)
         for name in self.counts:
-            collector.made[name] = self._scheduled(name, self.trips.values[name])
+            collector.copies[name] = self._scheduled(name, self.trips.values[name])
         carried = {k: self._input(k) for k in (*self.states, *self.invariants)}
         outputs = collector.copy([write.item for write in self.writes] + [self.body.outputs[k] for k in self.states])
         # Some invariants only decide how often the loop runs.
-        taken = [k for k in carried if k in self.states or carried[k].consumers() or carried[k] in outputs]
-        body = collector.body([*self.stacks.values(), *(carried[k] for k in taken)], outputs)
-        operands = [*self.stack_operands, *(outside.operand(self.op.inputs[k]) for k in taken)]
+        indices = [k for k in carried if k in self.states or carried[k].consumers() or carried[k] in outputs]
+        body = collector.body([*self.stacks.values(), *(carried[k] for k in indices)], outputs)
+        operands = [*self.stack_operands, *(outside.operand(self.op.inputs[k]) for k in indices)]
         writes = tuple(self._places(write.index) for write in self.writes)
         lengths, starts = [], {}
         for item, (write, places) in enumerate(zip(self.writes, writes, strict=True)):
@@ -178,20 +178,20 @@ class _Reader:
         names = [self.op.outputs[k].name for k in (*(write.variable for write in self.writes), *self.states)]
         shapes = [(length, *item.shape) for length, item in zip(lengths, body.outputs, strict=False)]
         shapes += [state.shape for state in body.outputs[len(lengths) :]]
-        return tuple(Tensor(name, shape, made.dtype) for name, shape, made in zip(names, shapes, body.outputs, strict=True))
+        return tuple(Tensor(name, shape, end.dtype) for name, shape, end in zip(names, shapes, body.outputs, strict=True))
 
     def _others(self) -> dict[str, Tensor]:
         """Return the results that no trip computes: loop variables that are passed on, and counters that have a consumer."""
-        found = {self.op.outputs[k].name: self.outside.operand(self.op.inputs[k]) for k in self.invariants}
+        results = {self.op.outputs[k].name: self.outside.operand(self.op.inputs[k]) for k in self.invariants}
         for k, value in self.trips.finals.items():
             if self.op.outputs[k].consumers():
-                found[self.op.outputs[k].name] = self.outside.constant(f"{self.op.name}:{k}", value)
-        return found
+                results[self.op.outputs[k].name] = self.outside.constant(f"{self.op.name}:{k}", value)
+        return results
 
     def _input(self, k: int) -> tf.Tensor:
         tensor = self.outside.operand(self.op.inputs[k])
-        self.collector.made[self.body.inputs[k].name] = made = self.collector.input(tensor.shape, tensor.dtype)
-        return made
+        self.collector.copies[self.body.inputs[k].name] = placeholder = self.collector.input(tensor.shape, tensor.dtype)
+        return placeholder
 
     def _scheduled(self, name: str, values: np.ndarray) -> tf.Tensor:
         """Return the body's tensor for a counted value: a constant, or the element of a stack of constants."""
@@ -234,34 +234,34 @@ class _Reader:
         """Return the operator that made the list that ``inner`` is in the body."""
         position = next((k for k in self.lists if self.body.inputs[k] is inner), None)
         is_read = position is not None and is_passed_on(self.body, position)
-        made = behind_identities(self.op.inputs[position]).op if is_read else None
-        if made is None or made.type != "TensorListFromTensor":
+        maker = behind_identities(self.op.inputs[position]).op if is_read else None
+        if maker is None or maker.type != "TensorListFromTensor":
             raise InputError(
                 f"{self.where} reads from a TensorArray that it writes, or that isn't made by unstack, which can't be "
                 "captured; carry what a trip needs of the one before it as a loop variable"
             )
-        return made
+        return maker
 
     def _stack(self, source: tf.Operation) -> Tensor:
         return self.outside.operand(source.inputs[0])
 
     def _write(self, k: int) -> _Write:
-        made = behind_identities(self.body.outputs[k]).op
-        if made.type != "TensorListSetItem" or made.inputs[0] is not self.body.inputs[k]:
+        writer = behind_identities(self.body.outputs[k]).op
+        if writer.type != "TensorListSetItem" or writer.inputs[0] is not self.body.inputs[k]:
             raise InputError(
-                f"{self.where} must write once to each TensorArray in a trip, got {made.type}; collect several values in "
+                f"{self.where} must write once to each TensorArray in a trip, got {writer.type}; collect several values in "
                 "several TensorArrays, and give each its size"
             )
-        return _Write(k, made.inputs[2], made.inputs[1])
+        return _Write(k, writer.inputs[2], writer.inputs[1])
 
     def _begin(self, write: _Write, places: tuple[int, ...]) -> tuple[int, dict[int, tf.Tensor]]:
         """Return the length of a list that the trips fill, and the items that are in it before and stay, by index."""
-        made = self.op.inputs[write.variable].op
+        maker = self.op.inputs[write.variable].op
         before: dict[int, tf.Tensor] = {}
-        while made.type == "TensorListSetItem" and (place := self.outside.value(made.inputs[1])) is not None:
-            before.setdefault(int(place), made.inputs[2])
-            made = made.inputs[0].op
-        value = self.outside.value(made.inputs[1]) if made.type == "TensorListReserve" else None
+        while maker.type == "TensorListSetItem" and (place := self.outside.value(maker.inputs[1])) is not None:
+            before.setdefault(int(place), maker.inputs[2])
+            maker = maker.inputs[0].op
+        value = self.outside.value(maker.inputs[1]) if maker.type == "TensorListReserve" else None
         length = 0 if value is None else int(value)
         if {*places, *before} != set(range(length)):
             raise InputError(
@@ -272,10 +272,10 @@ class _Reader:
 
     def _check_states(self, body: Body, form: LoopForm) -> None:
         before = body.inputs[len(form.reads) : form.first_invariant]
-        for was, becomes in zip(before, body.outputs[len(form.writes) :], strict=True):
-            if was.shape != becomes.shape:
+        for start, end in zip(before, body.outputs[len(form.writes) :], strict=True):
+            if start.shape != end.shape:
                 raise InputError(
-                    f"{self.where} changes a variable from shape {list(was.shape)} to {list(becomes.shape)}, which "
+                    f"{self.where} changes a variable from shape {list(start.shape)} to {list(end.shape)}, which "
                     "can't be captured; expected the same shape in each trip"
                 )
 

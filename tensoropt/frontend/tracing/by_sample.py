@@ -30,7 +30,7 @@ BySample = Callable[[str], "str | None"]
 
 def first_that_mixes(
     ops: Sequence[tf.Operation],
-    given: Sequence[tf.Tensor],
+    placeholders: Sequence[tf.Tensor],
     results: Sequence[tf.Tensor],
     live: Container[str],
     by_sample: BySample,
@@ -41,33 +41,33 @@ def first_that_mixes(
 
     Args:
         ops: the operators in order.
-        given: the placeholders of a batch.
+        placeholders: those of a batch.
         results: the tensors that must be led by the samples.
         live: the names of the operators that depend on the batch; all others give the same for any batch.
     """
-    n_samples = next((tensor.shape[0] for tensor in given if tensor.shape.rank), None)
-    states = {tensor.name: _SAMPLES for tensor in given if _leads(tensor, n_samples)}
+    n_samples = next((tensor.shape[0] for tensor in placeholders if tensor.shape.rank), None)
+    states = {tensor.name: _SAMPLES for tensor in placeholders if _leads(tensor, n_samples)}
 
     def state(tensor: tf.Tensor, scope: str | None) -> str | None:
         """Return the state in which an operator in a layer's scope sees a tensor; None if it may mix samples."""
-        found = states.get(tensor.name)
-        if found and found != scope:  # it has left its layer
+        current = states.get(tensor.name)
+        if current and current != scope:  # it has left its layer
             return _SAMPLES if (tensor.shape.rank or 0) > 1 and _leads(tensor, n_samples) else None
-        return found
+        return current
 
     for op in ops:
         if op.name not in live:
             continue
         scope = by_sample(op.name)
-        taken = [tensor for tensor in op.inputs if tensor.op.name in live and tensor.dtype != tf.resource]
-        seen = [state(tensor, scope) for tensor in taken]
-        if all(each == _SAMPLES for each in seen) and _keeps_samples(op, taken, n_samples):
-            found = _SAMPLES
-        elif scope is not None and None not in seen:
-            found = scope
+        operands = [tensor for tensor in op.inputs if tensor.op.name in live and tensor.dtype != tf.resource]
+        operand_states = [state(tensor, scope) for tensor in operands]
+        if all(one == _SAMPLES for one in operand_states) and _keeps_samples(op, operands, n_samples):
+            result_state = _SAMPLES
+        elif scope is not None and None not in operand_states:
+            result_state = scope
         else:
             return op
-        states.update({tensor.name: found for tensor in op.outputs})
+        states.update({tensor.name: result_state for tensor in op.outputs})
     return next((tensor.op for tensor in results if state(tensor, None) != _SAMPLES), None)
 
 
@@ -75,23 +75,22 @@ def _leads(tensor: tf.Tensor, n_samples: Any) -> bool:
     return bool(tensor.shape.rank) and tensor.shape[0] == n_samples
 
 
-def _keeps_samples(op: tf.Operation, taken: Sequence[tf.Tensor], n_samples: Any) -> bool:
-    """Return whether row i of an operator's result follows from row i of the tensors ``taken``, which samples lead."""
+def _keeps_samples(op: tf.Operation, operands: Sequence[tf.Tensor], n_samples: Any) -> bool:
+    """Return whether row i of an operator's result follows from row i of its ``operands``, which samples lead."""
     result = op.outputs[0]
-    if len(op.outputs) > 1 or not taken or not all(_leads(tensor, n_samples) for tensor in [result, *taken]):
+    if len(op.outputs) > 1 or not operands or not all(_leads(tensor, n_samples) for tensor in [result, *operands]):
         return False
     if op.type in _ELEMENTWISE:
         rank = result.shape.rank
-        others = [tensor for tensor in op.inputs if not any(tensor is each for each in taken)]
+        others = [tensor for tensor in op.inputs if not any(tensor is operand for operand in operands)]
         broadcast = all((tensor.shape.rank or 0) < rank or tensor.shape[0] == 1 for tensor in others)
-        return broadcast and all(tensor.shape.rank == rank for tensor in taken)
+        return broadcast and all(tensor.shape.rank == rank for tensor in operands)
     if op.type in _RESHAPING:
-        return len(taken) == 1  # equally many rows, in the same order
+        return len(operands) == 1  # equally many rows, in the same order
     if op.type in ("ConcatV2", "Pack"):
         axis = tf.get_static_value(op.inputs[-1]) if op.type == "ConcatV2" else op.get_attr("axis")
-        return axis is not None and int(axis) % result.shape.rank != 0 and len(taken) == len(op.inputs) - (
-            op.type == "ConcatV2"
-        )
+        n_tensors = len(op.inputs) - (op.type == "ConcatV2")
+        return axis is not None and int(axis) % result.shape.rank != 0 and len(operands) == n_tensors
     return op.type == "StridedSlice" and _takes_all_rows(op)
 
 

@@ -61,10 +61,10 @@ class VariableNames:
     def __call__(self, variables: Sequence[tf.Variable]) -> list[str]:
         """Return the variables' names; those of variables that were asked for before are what they were."""
         new = [variable for variable in variables if id(handle_of(variable)) not in self._known]
-        taken = {name for _, name in self._known.values()}
+        names = {name for _, name in self._known.values()}
         for variable, own in zip(new, self.named(new), strict=True):
-            name = next(name for name in _numbered(own) if name not in taken)
-            taken.add(name)
+            name = next(name for name in _numbered(own) if name not in names)
+            names.add(name)
             self._known[id(handle_of(variable))] = variable, name
         return [self._known[id(handle_of(variable))][1] for variable in variables]
 
@@ -93,7 +93,7 @@ class Capture:
         variables: the user's variables, by their names in the flat graph.
     """
 
-    names_of: Callable[[Sequence[tf.Variable]], Sequence[str]] = lambda variables: [own_name(each) for each in variables]
+    names_of: Callable[[Sequence[tf.Variable]], Sequence[str]] = lambda variables: list(map(own_name, variables))
     layer_of: Callable[[str], str | None] = lambda name: None
     by_sample: BySample = lambda name: None
     variables: dict[str, tf.Variable] = field(default_factory=dict)
@@ -126,24 +126,24 @@ class Capture:
         """
         traced = concrete(function, signature)
         leaves = tf.nest.flatten(list(signature))
-        used = _variables(traced)
+        variables = _variables(traced)
         # Before the placeholders, which give way where names are the same.
-        for variable, own in zip(used, self.names_of(used), strict=True):
+        for variable, own in zip(variables, self.names_of(variables), strict=True):
             if id(handle_of(variable)) not in self.flattener.handles:
                 name = self._unique(own)
                 self.flattener.add_variable(variable, name)
                 self.variables[name] = variable
         with self.graph.as_default():
-            given = tuple(self._placeholder(spec, i, scope) for i, spec in enumerate(leaves))
-        flat = self.flattener.flatten(traced.graph, given, scope)
+            placeholders = tuple(self._placeholder(spec, i, scope) for i, spec in enumerate(leaves))
+        flat = self.flattener.flatten(traced.graph, placeholders, scope)
         results = tf.nest.pack_sequence_as(traced.graph.structured_outputs, flat.outputs, expand_composites=True)
-        ends = [*tf.nest.flatten(results), *(tensor for each in flat.effects for tensor in each.needs)]
-        found = find_preprocessing(self.flattener, given, ends, flat.writes)
-        inputs = given if found is None else found.results
+        ends = [*tf.nest.flatten(results), *(tensor for effect in flat.effects for tensor in effect.needs)]
+        preprocessing = find_preprocessing(self.flattener, placeholders, ends, flat.writes)
+        inputs = placeholders if preprocessing is None else preprocessing.results
         for tensor in inputs:
             if loads and tensor.shape.rank:
                 tensor.op._set_attr(LOADED_ATTRIBUTE, tf.compat.v1.AttrValue(b=True))
-        return Program(given, inputs, results, flat.writes, flat.effects, found)
+        return Program(placeholders, inputs, results, flat.writes, flat.effects, preprocessing)
 
     def name(self, variable: tf.Variable) -> str | None:
         """Return a variable's name in the flat graph; None if no captured function uses it."""
@@ -155,7 +155,7 @@ class Capture:
         return tf.compat.v1.placeholder(spec.dtype, spec.shape, name=name)
 
     def _unique(self, name: str) -> str:
-        return next(found for found in _numbered(name) if found not in self.variables)
+        return next(candidate for candidate in _numbered(name) if candidate not in self.variables)
 
 
 # Where there is a GPU, Keras makes one kernel of cuDNN of an LSTM or GRU, which nobody can split; without one, a loop, which

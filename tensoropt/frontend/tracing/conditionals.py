@@ -13,7 +13,7 @@ from .called import function_graph
 from .loops import CopyBody
 
 CONDITIONALS = ("If", "StatelessIf", "Case", "StatelessCase")
-_GIVEN = ("Placeholder", "PlaceholderWithDefault", "VarHandleOp", "ReadVariableOp")
+_SOURCES = ("Placeholder", "PlaceholderWithDefault", "VarHandleOp", "ReadVariableOp")
 
 
 def taken_branch(op: tf.Operation, chosen: tf.Tensor) -> str:
@@ -77,5 +77,5 @@ def branch_graphs(op: tf.Operation) -> list[Any]:
 
 def is_constant(tensor: tf.Tensor) -> bool:
     """Return whether a tensor follows from constants alone."""
-    behind = reached([tensor.op], lambda op: [each.op for each in op.inputs])
-    return not any(op.type in _GIVEN or op.op_def.is_stateful for op in behind)
+    behind = reached([tensor.op], lambda op: [operand.op for operand in op.inputs])
+    return not any(op.type in _SOURCES or op.op_def.is_stateful for op in behind)

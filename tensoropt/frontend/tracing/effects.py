@@ -70,7 +70,7 @@ class Effect:
         def function(*values: tf.Tensor) -> None:
             self.emit(values)
 
-        return function.get_concrete_function(*(tf.TensorSpec(each.shape, each.dtype) for each in self.needs))
+        return function.get_concrete_function(*(tf.TensorSpec(need.shape, need.dtype) for need in self.needs))
 
     def __call__(self, values: Sequence[Any]) -> None:
         """Have the effect, for these values of what it needs."""
@@ -91,7 +91,7 @@ def is_of_text(op: tf.Operation) -> bool:
 
 def is_check_of_text(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> bool:
     """Return whether an operator checks what follows from text or lookup tables: it runs before the step, with those."""
-    return op.type == "Assert" and any(map(is_of_text, reached([inputs[0].op], lambda op: [each.op for each in op.inputs])))
+    return op.type == "Assert" and any(map(is_of_text, reached([inputs[0].op], lambda op: [t.op for t in op.inputs])))
 
 
 def takes_resource(op: tf.Operation) -> bool:
@@ -99,12 +99,12 @@ def takes_resource(op: tf.Operation) -> bool:
     return op.type in (*TABLE_TYPES, *CALLS, *CONDITIONALS) or treatment_of(op.type) is Treatment.EFFECT
 
 
-def effect_of(op: tf.Operation, inputs: Sequence[tf.Tensor], given: Mapping[str, Any]) -> Effect:
+def effect_of(op: tf.Operation, inputs: Sequence[tf.Tensor], resources: Mapping[str, Any]) -> Effect:
     """Return an operator's effect.
 
     Args:
         inputs: the counterparts of its inputs in the graph that is built.
-        given: resources that the function uses, by the names of their placeholders in that graph.
+        resources: those that the function uses, by the names of their placeholders in that graph.
 
     Raises:
         InputError: it needs something that is no number.
@@ -115,18 +115,18 @@ def effect_of(op: tf.Operation, inputs: Sequence[tf.Tensor], given: Mapping[str,
     elif op.type in CHECKS:
         inputs = [tf.reduce_all(tf.math.is_finite(inputs[0]))]
     inputs = list(map(_outermost, inputs))
-    texts, needs = _behind_texts(inputs, given, where)
+    texts, needs = _behind_texts(inputs, resources, where)
     by_itself = {needs.index(inputs[0]): False} if op.type in CHECKS else {}
 
     def emit(values: Sequence[tf.Tensor]) -> None:
-        made = {_key(tensor): value for tensor, value in zip(needs, values, strict=True)}
+        by_key = {_key(tensor): value for tensor, value in zip(needs, values, strict=True)}
 
         def value(tensor: tf.Tensor) -> Any:
-            return given[tensor.name] if tensor.dtype == tf.resource else made[_key(tensor)]
+            return resources[tensor.name] if tensor.dtype == tf.resource else by_key[_key(tensor)]
 
-        for each in texts:
-            results = copy_operator(each, [value(_outermost(tensor)) for tensor in each.inputs])
-            made.update((_key(tensor), result) for tensor, result in zip(each.outputs, results, strict=True))
+        for maker in texts:
+            results = copy_operator(maker, [value(_outermost(tensor)) for tensor in maker.inputs])
+            by_key.update((_key(tensor), result) for tensor, result in zip(maker.outputs, results, strict=True))
         if op.type in CHECKS[1:]:
             message = op.get_attr("message").decode()
             tf.raw_ops.Assert(condition=value(inputs[0]), data=[f"{message} : Tensor had Inf or NaN values"])
@@ -145,7 +145,7 @@ def _shown(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _behind_texts(
-    inputs: Sequence[tf.Tensor], given: Mapping[str, Any], where: str
+    inputs: Sequence[tf.Tensor], resources: Mapping[str, Any], where: str
 ) -> tuple[list[tf.Operation], list[tf.Tensor]]:
     """Return the operators that make texts for an effect, in their order, and the tensors that these and the effect need."""
     texts: dict[Any, tf.Operation] = {}
@@ -154,10 +154,10 @@ def _behind_texts(
     def visit(tensor: tf.Tensor) -> None:
         op = tensor.op
         if tensor.dtype == tf.string and not op.op_def.is_stateful and op.type != "Placeholder":
-            for each in op.inputs:
-                visit(_outermost(each))
+            for operand in op.inputs:
+                visit(_outermost(operand))
             texts[_key(tensor)] = op
-        elif tensor.dtype == tf.resource and tensor.name in given:
+        elif tensor.dtype == tf.resource and tensor.name in resources:
             return
         elif tensor.dtype in (tf.string, tf.resource, tf.variant):
             raise InputError(

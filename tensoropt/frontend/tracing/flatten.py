@@ -95,12 +95,12 @@ class Flattener:
         """
         captured = {id(inner): outer for outer, inner in traced.captures}
         own = [tensor for tensor in traced.inputs if id(tensor) not in captured]
-        given = dict(zip((tensor.name for tensor in own), arguments, strict=True))
+        counterparts = dict(zip((tensor.name for tensor in own), arguments, strict=True))
         with self.graph.as_default():
             for outer, inner in traced.captures:
-                given[inner.name] = self._captured(outer, inner)
+                counterparts[inner.name] = self._captured(outer, inner)
             n_samples = next((tensor.shape[0] for tensor in arguments if tensor.shape.rank), None)
-            copy = _Copy(self, traced, given, f"{scope}/" if scope else "", n_samples)
+            copy = _Copy(self, traced, counterparts, f"{scope}/" if scope else "", n_samples)
             copy.run()
             return Flat(copy.outputs, tuple(copy.writes), tuple(copy.effects))
 
@@ -115,9 +115,9 @@ class Flattener:
             user = next(iter(inner.consumers()), inner.op)
             layer = self.layer_of(user.name)
             # A model's layers are called once more when it is captured, so the operators' lines aren't those of the layers.
-            what = layer or f"{user.type} '{user.name}' ({source_line(user)})"
+            subject = layer or f"{user.type} '{user.name}' ({source_line(user)})"
             raise InputError(
-                f"{what} uses something of its own outside of the function that is no variable, such as an iterator or a "
+                f"{subject} uses something of its own outside of the function that is no variable, such as an iterator or a "
                 f"table ({user.type}); do that before the model, as by dataset.map(lambda x, y: (layer(x), y)), and "
                 "build the model for what it gives"
             )
@@ -129,7 +129,7 @@ class _Copy:
     """One traced function that is being copied into the flat graph.
 
     Attributes:
-        given: the inputs' counterparts, by name.
+        counterparts: the inputs' counterparts, by name.
         prefix: the prefix of the copies' names.
         n_samples: the number of samples in a batch, if that is known.
         writes: copies of the operations that update variables, those of called functions included.
@@ -141,7 +141,7 @@ class _Copy:
 
     flattener: Flattener
     source: Any
-    given: dict[str, tf.Tensor]
+    counterparts: dict[str, tf.Tensor]
     prefix: str
     n_samples: int | None = None
     writes: list[tf.Operation] = field(default_factory=list)
@@ -155,9 +155,9 @@ class _Copy:
         return {tensor.name for tensor in self.source.outputs}
 
     def run(self) -> None:
-        self._tensors.update(self.given)
+        self._tensors.update(self.counterparts)
         for op in self.source.get_operations():
-            if not (op.outputs and all(tensor.name in self.given for tensor in op.outputs)):
+            if not (op.outputs and all(tensor.name in self.counterparts for tensor in op.outputs)):
                 self._copy(op)
 
     def tensor(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -232,29 +232,29 @@ class _Copy:
         in_order = inputs and treatment in (Treatment.READ, Treatment.WRITE)
         n_before = graph.version
         with graph.control_dependencies(self._last_write(inputs[0]) if in_order else None):
-            made = graph._create_op_internal(
+            new_op = graph._create_op_internal(
                 op.type,
                 list(inputs),
                 [tensor.dtype for tensor in op.outputs],
                 name=self.prefix + op.name,
                 attrs={key: value for key, value in op.node_def.attr.items() if key != "_class"},
             )
-        copies = graph.get_operations()[n_before:] if graph.version > n_before + 1 else [made]
-        self.flattener.lines.update(dict.fromkeys((each.name for each in copies), source_line(op)))
+        copies = graph.get_operations()[n_before:] if graph.version > n_before + 1 else [new_op]
+        self.flattener.lines.update(dict.fromkeys((copy.name for copy in copies), source_line(op)))
         if op.type == "Assert":
-            self.flattener.checks.append(made)
+            self.flattener.checks.append(new_op)
         if treatment is Treatment.WRITE:
-            self._note_write(made)
-        return list(made.outputs)
+            self._note_write(new_op)
+        return list(new_op.outputs)
 
     # Variables
 
     def _last_write(self, handle: tf.Tensor) -> list[tf.Operation]:
         return [self.latest[handle.name]] if handle.name in self.latest else []
 
-    def _note_write(self, made: tf.Operation) -> None:
-        self.writes.append(made)
-        self.latest[made.inputs[0].name] = made
+    def _note_write(self, write: tf.Operation) -> None:
+        self.writes.append(write)
+        self.latest[write.inputs[0].name] = write
 
     def _value(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return a tensor, or the value of a variable whose handle it is, as it is at this place of the program."""
@@ -279,9 +279,9 @@ class _Copy:
             self.updates.setdefault(number, (condition, {}))[1][handle_behind(source).name] = gradient
             return []
         self._write(source, gradient)
-        made = self.writes[-1]
-        mark_update(made, number)
-        self.flattener.conditions[made.name] = condition
+        assignment = self.writes[-1]
+        mark_update(assignment, number)
+        self.flattener.conditions[assignment.name] = condition
         return []
 
     def _check_is_read_before_updated(self, op: tf.Operation) -> None:
@@ -296,9 +296,9 @@ class _Copy:
     def _inline(self, op: tf.Operation, function: str, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         inner = self._inside(op, function, inputs)
         if self.flattener.is_of_body:
-            given = op.inputs[len(op.inputs) - len(inputs) :]
-            handles = {own.name: tensor for own, tensor in zip(inner.source.inputs, given, strict=True)}
-            self._tensors.update((handle_behind(given[k]).name, inner._at(k)) for k in written_in(inner.source).variables)
+            operands = op.inputs[len(op.inputs) - len(inputs) :]
+            handles = {own.name: tensor for own, tensor in zip(inner.source.inputs, operands, strict=True)}
+            self._tensors.update((handle_behind(operands[k]).name, inner._at(k)) for k in written_in(inner.source).variables)
             for number, (condition, gradients) in inner.updates.items():
                 for name, gradient in gradients.items():
                     self._update(number, handles[name], gradient, condition)
@@ -306,8 +306,8 @@ class _Copy:
 
     def _inside(self, op: tf.Operation, function: str, inputs: Sequence[tf.Tensor]) -> _Copy:
         graph = function_graph(op, function)
-        given = dict(zip((tensor.name for tensor in graph.inputs), inputs, strict=True))
-        copy = _Copy(self.flattener, graph, given, f"{self.prefix}{op.name}/", self.n_samples)
+        counterparts = dict(zip((tensor.name for tensor in graph.inputs), inputs, strict=True))
+        copy = _Copy(self.flattener, graph, counterparts, f"{self.prefix}{op.name}/", self.n_samples)
         copy.writes, copy.effects, copy.latest = self.writes, self.effects, self.latest
         copy.run()
         return copy
@@ -322,8 +322,8 @@ class _Copy:
         inside = Flattener(
             graph, flattener.layer_of, flattener.handles, flattener.lines, tables=flattener.tables, is_of_body=True
         )
-        given = dict(zip((tensor.name for tensor in function.inputs), inputs, strict=True))
-        copy = _Copy(inside, function, given, "")
+        counterparts = dict(zip((tensor.name for tensor in function.inputs), inputs, strict=True))
+        copy = _Copy(inside, function, counterparts, "")
         copy.run()
         return copy
 
@@ -345,15 +345,15 @@ class _Copy:
         results = copy_while(op, list(map(self._value, inputs)), copy_function, written)
         for k in written:
             self._write(op.inputs[k], results[k])
-        return [given if given.dtype == tf.resource else result for given, result in zip(inputs, results, strict=True)]
+        return [tensor if tensor.dtype == tf.resource else result for tensor, result in zip(inputs, results, strict=True)]
 
     def _copy_branches(self, op: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        found = list(map(written_in, branch_graphs(op)))
-        written = sorted(set[int]().union(*(each.variables for each in found)))
-        updates = {number: at for each in found for number, at in each.updates.items()}
+        writes = list(map(written_in, branch_graphs(op)))
+        written = sorted(set[int]().union(*(branch.variables for branch in writes)))
+        updates = {number: at for branch in writes for number, at in branch.updates.items()}
         values = list(map(self._value, inputs))
         of_branches = [self._effects_of(graph, values[1:]) for graph in branch_graphs(op)]
-        needed = [[tensor for effect in each for tensor in effect.needed_in(graph)] for graph, each in of_branches]
+        extras = [[tensor for effect in effects for tensor in effect.needed_in(graph)] for graph, effects in of_branches]
 
         def copy_branch(graph: Any, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             copy = self._copy_body(graph, values)
@@ -364,7 +364,7 @@ class _Copy:
                 results += [condition]
                 results += [tf.zeros_like(values[k]) if g is None else g for k, g in zip(at, of_inputs, strict=True)]
             own = iter(t for effect in copy.effects for t in effect.needed_in(tf.compat.v1.get_default_graph()))
-            for tensors, branch in zip(needed, branch_graphs(op), strict=True):
+            for tensors, branch in zip(extras, branch_graphs(op), strict=True):
                 results += [next(own) if branch is graph else tf.zeros(t.shape, t.dtype) for t in tensors]
             return results
 

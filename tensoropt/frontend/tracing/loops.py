@@ -48,8 +48,8 @@ def copy_while(
     changing = [k for k in range(len(values)) if k in written or not is_passed_on(body, k)]
 
     def arguments(variables: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        given = dict(zip(changing, variables, strict=True))
-        return [given.get(k, value) for k, value in enumerate(values)]
+        by_position = dict(zip(changing, variables, strict=True))
+        return [by_position.get(k, value) for k, value in enumerate(values)]
 
     def step(*variables: tf.Tensor) -> list[tf.Tensor]:
         results = copy_body(body, arguments(variables))
@@ -63,5 +63,5 @@ def copy_while(
         parallel_iterations=op.get_attr("parallel_iterations"),
         name=op.name,
     )
-    made = dict(zip(changing, results, strict=True))
-    return [made.get(k, tensor) for k, tensor in enumerate(values)]
+    finals = dict(zip(changing, results, strict=True))
+    return [finals.get(k, tensor) for k, tensor in enumerate(values)]

@@ -27,13 +27,13 @@ class Preprocessing:
     """The operators that run on a batch before the step.
 
     Attributes:
-        given: the placeholders of what the user gives.
+        placeholders: those of what the user gives.
         operators: the operators in order, checks of values included.
         results: the tensors that are fed to the model, given ones included.
         tables: the handles of lookup tables, by the names of their placeholders.
     """
 
-    given: tuple[tf.Tensor, ...]
+    placeholders: tuple[tf.Tensor, ...]
     operators: tuple[tf.Operation, ...]
     results: tuple[tf.Tensor, ...]
     tables: Mapping[str, Any]
@@ -45,36 +45,36 @@ class Preprocessing:
     @cached_property
     def _function(self) -> Any:
         """The function on any number of samples, with the numbers that the model's own batch size has led to."""
-        some = [tf.TensorSpec([None, *each.shape[1:]] if each.shape.rank else [], each.dtype) for each in self.given]
+        signature = [tf.TensorSpec([None, *t.shape[1:]] if t.shape.rank else [], t.dtype) for t in self.placeholders]
         # Not called as a tf.function, which warns where a program has several of these.
-        return tf.function(self._run, autograph=False).get_concrete_function(*some)
+        return tf.function(self._run, autograph=False).get_concrete_function(*signature)
 
     @property
-    def needs_a_size(self) -> tf.Tensor | None:
+    def result_of_one_size(self) -> tf.Tensor | None:
         """A result that this gives for batches of one size alone; None if there is none."""
         try:
-            made = self._function.structured_outputs
+            results = self._function.structured_outputs
         except ValueError:  # shapes don't fit together
             return self.results[-1]
-        pairs = zip(self.results, made, strict=True)
+        pairs = zip(self.results, results, strict=True)
         return next((one for one, other in pairs if other.shape.rank and other.shape[0] is not None), None)
 
     def _run(self, *leaves: tf.Tensor) -> list[tf.Tensor]:
-        made: dict[str, Any] = dict(self.tables)
-        made.update(zip((each.name for each in self.given), leaves, strict=True))
+        tensors: dict[str, Any] = dict(self.tables)
+        tensors.update(zip((placeholder.name for placeholder in self.placeholders), leaves, strict=True))
         for op in self.operators:
-            results = copy_operator(op, [made[tensor.name] for tensor in op.inputs])
-            made.update({tensor.name: result for tensor, result in zip(op.outputs, results, strict=True)})
-        return [made[tensor.name] for tensor in self.results]
+            results = copy_operator(op, [tensors[tensor.name] for tensor in op.inputs])
+            tensors.update({tensor.name: result for tensor, result in zip(op.outputs, results, strict=True)})
+        return [tensors[tensor.name] for tensor in self.results]
 
 
 def find_preprocessing(
-    flat: Flattener, given: Sequence[tf.Tensor], results: Sequence[tf.Tensor], writes: Iterable[tf.Operation]
+    flat: Flattener, placeholders: Sequence[tf.Tensor], results: Sequence[tf.Tensor], writes: Iterable[tf.Operation]
 ) -> Preprocessing | None:
     """Return what a captured function does with text and tables; None if it does nothing with them.
 
     Args:
-        given: the placeholders of the function's arguments.
+        placeholders: those of the function's arguments.
         results: the function's results, and what its effects on the world need.
         writes: the operations by which it updates variables.
 
@@ -82,16 +82,16 @@ def find_preprocessing(
         InputError: it works on text and on what the model has computed together, gives text or as many elements as the text
             has, or computes a sample from others.
     """
-    needed = ancestors([*(tensor.op for tensor in results), *writes])
-    ops = [op for op in flat.graph.get_operations() if op.name in needed]
+    ancestor_names = ancestors([*(tensor.op for tensor in results), *writes])
+    ops = [op for op in flat.graph.get_operations() if op.name in ancestor_names]
     of_text = {op.name for op in ops if is_of_text(op)}
     if not of_text:
         return None
-    live = _live(flat.graph, [*given, *(flat.graph.get_tensor_by_name(name) for name in flat.tables)])
+    live = _live(flat.graph, [*placeholders, *(flat.graph.get_tensor_by_name(name) for name in flat.tables)])
     inside = _inside(ops, of_text, live)
     for op in ops:
         if op.name in inside and not _is_pure(op):
-            culprit = next(each for each in ops if each.name in inside and op.name in ancestors([each]) and _is_shown(each))
+            culprit = next(user for user in ops if user.name in inside and op.name in ancestors([user]) and _is_shown(user))
             raise InputError(
                 f"{_where(flat, culprit)} works on text, or on as many elements as a text has, and also on what the model "
                 f"computes ({op.type} '{op.name}'), which can't be split over devices; do with text only what comes before "
@@ -100,32 +100,32 @@ def find_preprocessing(
             )
     outside = [tensor for op in ops if op.name not in inside for tensor in op.inputs]
     passed = {tensor.name for tensor in [*outside, *results] if tensor.op.name in inside and tensor.op.name in live}
-    unused = {tensor.name for tensor in given if tensor.op.name not in needed and tensor.dtype != tf.string}
-    taken = {tensor.name for tensor in outside} | {tensor.name for tensor in results}
-    fed = [tensor for tensor in given if tensor.op.name not in inside and tensor.name in taken | unused]
+    unused = {tensor.name for tensor in placeholders if tensor.op.name not in ancestor_names and tensor.dtype != tf.string}
+    outside_names = {tensor.name for tensor in outside} | {tensor.name for tensor in results}
+    fed = [tensor for tensor in placeholders if tensor.op.name not in inside and tensor.name in outside_names | unused]
     fed += [tensor for op in ops for tensor in op.outputs if tensor.name in passed]
     for tensor in fed:
         if tensor.dtype == tf.string or not tensor.shape.is_fully_defined():
-            what = "text" if tensor.dtype == tf.string else f"a tensor of shape {tensor.shape}, as much as a text has,"
+            kind = "text" if tensor.dtype == tf.string else f"a tensor of shape {tensor.shape}, as much as a text has,"
             raise InputError(
-                f"{_where(flat, tensor.op)} gives {what} as a result of the model, which can't be split over devices; let "
+                f"{_where(flat, tensor.op)} gives {kind} as a result of the model, which can't be split over devices; let "
                 "the model give numbers of known shape, and turn them into others after predict"
             )
     run = [op for op in ops if op.name in inside and op.type != "Placeholder"]
-    mixing = first_that_mixes(run, given, [tensor for tensor in fed if tensor.name in passed], live, flat.by_sample)
+    mixing = first_that_mixes(run, placeholders, [tensor for tensor in fed if tensor.name in passed], live, flat.by_sample)
     if mixing is not None:
         raise InputError(
             f"{_where(flat, mixing)} works on text or lookup tables, and isn't known to compute each sample by itself, "
             "as it must where each rank reads its share of a batch; do it before the model, as by dataset.map(lambda x, y: "
             "(layer(x), y)), and build the model for what it gives"
         )
-    found = Preprocessing(tuple(given), _with_checks(flat, run, of_text), tuple(fed), flat.tables)
-    if found.needs_a_size is not None:
+    preprocessing = Preprocessing(tuple(placeholders), _with_checks(flat, run, of_text), tuple(fed), flat.tables)
+    if (sized := preprocessing.result_of_one_size) is not None:
         raise InputError(
-            f"{_where(flat, found.needs_a_size.op)} works on text or lookup tables, and for {given[0].shape[0]} samples "
+            f"{_where(flat, sized.op)} works on text or lookup tables, and for {placeholders[0].shape[0]} samples "
             "alone; take tf.shape(x)[0] instead of x.shape[0] there, so that each rank can do it for its share of a batch"
         )
-    return found
+    return preprocessing
 
 
 def _is_shown(op: tf.Operation) -> bool:
@@ -143,15 +143,15 @@ def _inside(ops: Sequence[tf.Operation], of_text: set[str], live: set[str]) -> s
     """Return the operators that work on text or on shapes that follow from it, and all that these need."""
     inside: set[str] = set()
     while True:
-        found = [
+        more = [
             op
             for op in ops
             if op.name not in inside
             and (op.name in of_text or any(_is_open(tensor) and tensor.op.name in inside & live for tensor in op.inputs))
         ]
-        if not found:
+        if not more:
             return inside
-        inside |= ancestors(found)
+        inside |= ancestors(more)
 
 
 def _is_open(tensor: tf.Tensor) -> bool:
@@ -165,23 +165,22 @@ def ancestors(ops: Iterable[tf.Operation]) -> set[str]:
 
 def _live(graph: tf.Graph, sources: Iterable[tf.Tensor]) -> set[str]:
     """Return the names of the operators that depend on these tensors."""
-    found = {tensor.op.name for tensor in sources}
+    names = {tensor.op.name for tensor in sources}
     for op in graph.get_operations():  # an operator's consumers were created after it
-        if any(tensor.op.name in found for tensor in op.inputs):
-            found.add(op.name)
-    return found
+        if any(tensor.op.name in names for tensor in op.inputs):
+            names.add(op.name)
+    return names
 
 
 def _with_checks(flat: Flattener, run: Sequence[tf.Operation], of_text: set[str]) -> tuple[tf.Operation, ...]:
     """Return the operators and, where they have checks of values, as for words that no table has, these too."""
-    ran, wanted = {op.name for op in run}, list[tf.Operation]()
+    names = {op.name for op in run}
     order = {op.name: op for op in flat.graph.get_operations()}
     for check in flat.checks:
         behind = ancestors(tensor.op for tensor in check.inputs)
-        if behind & of_text & ran and all(_is_pure(order[name]) for name in behind):
-            wanted.append(check)
-            ran |= behind | {check.name}
-    return tuple(op for op in order.values() if op.name in ran and op.type != "Placeholder")
+        if behind & of_text & names and all(_is_pure(order[name]) for name in behind):
+            names |= behind | {check.name}
+    return tuple(op for op in order.values() if op.name in names and op.type != "Placeholder")
 
 
 def _where(flat: Flattener, op: tf.Operation) -> str:

@@ -22,7 +22,7 @@ from ...common.errors import InputError
 from ...common.gradient_types import carries_gradient
 from ...common.source_lines import running_line
 from ..connected import GradientWalk, custom_gradients
-from ..gradient_placeholders import Gradient, Taken, assign_gradients, is_pending, placeholders, variable_of
+from ..gradient_placeholders import Gradient, LossGradients, assign_gradients, is_pending, placeholders, variable_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class StepGradients:
         scaled: the ids of the optimizers that were asked to scale the loss.
     """
 
-    taken: list[Taken] = field(default_factory=list)
+    taken: list[LossGradients] = field(default_factory=list)
     applied: list[Applied] = field(default_factory=list)
     scaled: set[int] = field(default_factory=set)
     _graph: Any = None
@@ -99,58 +99,58 @@ class StepGradients:
 
     def _spans(self, tape: Any) -> list[list[int]]:
         """Return the spans of the graph's operators that a tape has recorded; the last one has no end while it records."""
-        found = next((spans for each, spans in self._tapes if each is tape), None)
-        if found is None:
-            found = []
-            self._tapes.append((tape, found))
-        return found
+        tape_spans = next((spans for other, spans in self._tapes if other is tape), None)
+        if tape_spans is None:
+            tape_spans = []
+            self._tapes.append((tape, tape_spans))
+        return tape_spans
 
     def _taking(self, gradient: Callable[..., Any]) -> Callable[..., Any]:
         def take(
             tape: Any, target: Any, sources: Any, output_gradients: Any = None, unconnected_gradients: Any = "none"
         ) -> Any:
-            found = None
+            gradients = None
             if tape._recording and not tape._persistent:
                 tape._pop_tape()
             if output_gradients is None and not self.is_inside and not tape._recording:
-                found = self._placeholders(tape, target, sources)
-            if found is None:
+                gradients = self._placeholders(tape, target, sources)
+            if gradients is None:
                 return gradient(tape, target, sources, output_gradients, tf.UnconnectedGradients(unconnected_gradients))
             if not tape._persistent:
                 tape._tape = None  # as TensorFlow has it: a second call is an error
             if tf.UnconnectedGradients(unconnected_gradients) == tf.UnconnectedGradients.ZERO:
-                flat = zip(found, tf.nest.flatten(sources), strict=True)
-                found = [tf.zeros(each.shape, each.dtype) if one is None else one for one, each in flat]
-            return tf.nest.pack_sequence_as(sources, found)
+                flat = zip(gradients, tf.nest.flatten(sources), strict=True)
+                gradients = [tf.zeros(source.shape, source.dtype) if one is None else one for one, source in flat]
+            return tf.nest.pack_sequence_as(sources, gradients)
 
         return take
 
     def _placeholders(self, tape: Any, target: Any, sources: Any) -> list[Gradient] | None:
         """Return placeholders of the gradients; None where TensorFlow's own gradients are to be part of the forward pass."""
-        variables = [variable_of(each) for each in tf.nest.flatten(sources)]
+        variables = [variable_of(source) for source in tf.nest.flatten(sources)]
         ends = tf.nest.flatten(target)
-        others_record = any(len(span) == 1 for each, spans in self._tapes for span in spans if each is not tape)
+        others_record = any(len(span) == 1 for other, spans in self._tapes for span in spans if other is not tape)
         if (
             tape._tape is None
             or others_record
             or not tape._watch_accessed_variables
-            or not all(isinstance(each, tf.Tensor) and carries_gradient(each.dtype) for each in ends)
-            or any(each is None or not each.trainable or not carries_gradient(each.dtype) for each in variables)
+            or not all(isinstance(end, tf.Tensor) and carries_gradient(end.dtype) for end in ends)
+            or any(v is None or not v.trainable or not carries_gradient(v.dtype) for v in variables)
         ):
             return None
-        if any(is_pending(each.op) for each in ends):
+        if any(is_pending(end.op) for end in ends):
             return None
         inner = {id(outer): placeholder for outer, placeholder in self._graph.captures}
-        handles = [inner.get(id(each.handle)) for each in variables]  # type: ignore[union-attr]
+        handles = [inner.get(id(variable.handle)) for variable in variables]  # type: ignore[union-attr]
         with tf.control_dependencies(None):
             loss = ends[0] if len(ends) == 1 and ends[0].shape.rank == 0 else tf.add_n([tf.reduce_sum(e) for e in ends])
         used = [handle.op.name for handle in handles if handle is not None]
-        passed = GradientWalk(self._graph, custom_gradients(self._graph)).differentiated(loss, used)
-        if not self._recorded_all(tape, [*passed.operands], {*used, loss.op.name}):
+        reach = GradientWalk(self._graph, custom_gradients(self._graph)).differentiated(loss, used)
+        if not self._recorded_all(tape, [*reach.operands], {*used, loss.op.name}):
             return None
-        taken = placeholders(loss, variables, handles, passed)
-        self.taken.append(taken)
-        return taken.gradients_of(variables)
+        gradients = placeholders(loss, variables, handles, reach)
+        self.taken.append(gradients)
+        return gradients.gradients_of(variables)
 
     def _recorded_all(self, tape: Any, names: Sequence[str], but: set[str]) -> bool:
         """Return whether a tape recorded all these operators: otherwise gradients don't pass where operators depend."""

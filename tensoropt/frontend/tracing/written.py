@@ -34,18 +34,18 @@ class Written:
 def written_in(graph: Any) -> Written:
     """Return what a traced function writes."""
     place = {tensor.name: i for i, tensor in enumerate(graph.inputs)}
-    found = Written()
+    writes = Written()
     for op in graph.get_operations():
         if UPDATE_ATTRIBUTE in op.node_def.attr:
-            found.updates.setdefault(update_of(op), []).append(place[handle_behind(op.inputs[0]).name])
+            writes.updates.setdefault(update_of(op), []).append(place[handle_behind(op.inputs[0]).name])
         elif treatment_of(op.type) is Treatment.WRITE:
-            found.variables.add(place[handle_behind(op.inputs[0]).name])
+            writes.variables.add(place[handle_behind(op.inputs[0]).name])
         for inner, offset in functions_of(op):
-            there = written_in(inner)
-            here = {k: place.get(handle_behind(tensor).name, -1) for k, tensor in enumerate(op.inputs[offset:])}
-            found.variables.update(here[k] for k in there.variables)
-            found.updates.update({number: [here[k] for k in at] for number, at in there.updates.items()})
-    return found
+            inner_writes = written_in(inner)
+            positions = {k: place.get(handle_behind(tensor).name, -1) for k, tensor in enumerate(op.inputs[offset:])}
+            writes.variables.update(positions[k] for k in inner_writes.variables)
+            writes.updates.update({number: [positions[k] for k in at] for number, at in inner_writes.updates.items()})
+    return writes
 
 
 def functions_of(op: tf.Operation) -> Iterator[tuple[Any, int]]:

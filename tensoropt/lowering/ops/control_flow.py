@@ -39,8 +39,8 @@ def value_shaped(job: Job, operands: Sequence[Values]) -> list[Values]:
             context.context().add_function_def(function)
     per_rank = []
     for i in range(len(job.ranks)):
-        given = {name: tf.identity(values[i]) for name, values in zip(body.inputs, operands, strict=True)}
-        per_rank.append(tf.graph_util.import_graph_def(graph, given, list(body.outputs), job.op.name))
+        inputs = {name: tf.identity(values[i]) for name, values in zip(body.inputs, operands, strict=True)}
+        per_rank.append(tf.graph_util.import_graph_def(graph, inputs, list(body.outputs), job.op.name))
     return [list(values) for values in zip(*per_rank, strict=True)]
 
 
@@ -52,25 +52,25 @@ class _Local:
     config: Config
     rank: int
 
-    def emit(self, given: Mapping[str, tf.Tensor], constants: bool | None = None) -> dict[str, tf.Tensor]:
+    def emit(self, values: Mapping[str, tf.Tensor], constants: bool | None = None) -> dict[str, tf.Tensor]:
         """Emit the body's operators; return the body's tensors, the given ones included, by name.
 
         Args:
-            given: the body's tensors that exist already, by name.
+            values: the body's tensors that exist already, by name.
             constants: True emits the body's constants only, False all other operators, None everything.
         """
-        made = dict(given)
+        tensors = dict(values)
         for op in self.composition.body.operators:
             if constants is None or constants == (op.type == CONSTANT):
-                self._emit(op, made)
-        return made
+                self._emit(op, tensors)
+        return tensors
 
-    def _emit(self, op: Operator, made: dict[str, tf.Tensor]) -> None:
-        """Emit one operator of the body and add its results to ``made``."""
+    def _emit(self, op: Operator, tensors: dict[str, tf.Tensor]) -> None:
+        """Emit one operator of the body and add its results to ``tensors``."""
         config, interface = self.composition.inner(op, self.config)
         job = Job(op, self.composition.rules[op.name], config, interface, (self.rank,), _no_resharding)
-        results = emit(job, [[made[tensor.name]] for _, tensor in op.operands])
-        made.update({tensor.name: values[0] for tensor, values in zip(op.outputs, results, strict=True)})
+        results = emit(job, [[tensors[tensor.name]] for _, tensor in op.operands])
+        tensors.update({tensor.name: values[0] for tensor, values in zip(op.outputs, results, strict=True)})
 
     def share(self, output: int, gradient: tf.Tensor) -> tf.Tensor:
         """Return a gradient of an operand on the first of the ranks that compute it alike, zeros on the others.
@@ -120,14 +120,14 @@ def _loop(local: _Local, job: Job, operands: list[tf.Tensor]) -> list[tf.Tensor]
     def trip(number: tf.Tensor, items: list[tf.TensorArray], states: list[tf.Tensor]) -> tuple[object, ...]:
         """Run the body once, on this trip's slices of the stacks and on the states."""
         slices = [stack.read(_place(places, number)) for stack, places in zip(before, form.reads, strict=True)]
-        given = {tensor.name: value for tensor, value in zip(body.inputs, [*slices, *states], strict=False)}
-        made = local.emit({**fixed, **given}, constants=False)
-        results = [made[tensor.name] for tensor in body.outputs]
-        written = [
+        inputs = {tensor.name: value for tensor, value in zip(body.inputs, [*slices, *states], strict=False)}
+        tensors = local.emit({**fixed, **inputs}, constants=False)
+        results = [tensors[tensor.name] for tensor in body.outputs]
+        arrays = [
             array.write(_place(places, number), value)
             for array, places, value in zip(items, form.writes, results, strict=False)
         ]
-        return number + 1, written, results[n_items:]
+        return number + 1, arrays, results[n_items:]
 
     _, items, finals = tf.while_loop(
         lambda number, items, states: number < form.trips,
@@ -153,17 +153,17 @@ def _custom_gradient(local: _Local, job: Job, operands: list[tf.Tensor]) -> list
     form: GradientForm = job.op.attrs[FORM]
     body = local.composition.body
 
-    def gradient(tensors: Sequence[tf.Tensor], given: Gradients) -> Gradients:
+    def gradient(tensors: Sequence[tf.Tensor], gradients: Gradients) -> Gradients:
         """Emit the body on the gradients of the results; return the gradients of the operands, then None for each result."""
-        of_results = zip(form.passed, given[len(operands) :], strict=True)
-        passed = [tf.zeros_like(operands[i]) if each is None else each for i, each in of_results]
+        of_results = zip(form.passed, gradients[len(operands) :], strict=True)
+        incoming = [tf.zeros_like(operands[i]) if g is None else g for i, g in of_results]
         read = [tensors[i] for i in form.reads]
-        made = local.emit({tensor.name: value for tensor, value in zip(body.inputs, [*passed, *read], strict=True)})
+        by_name = local.emit({tensor.name: value for tensor, value in zip(body.inputs, [*incoming, *read], strict=True)})
         totals: list[tf.Tensor | None] = [None] * len(operands)
         for k, (i, tensor) in enumerate(zip(form.into, body.outputs, strict=True)):
-            share = local.share(k, made[tensor.name])
-            known = totals[i]
-            totals[i] = share if known is None else known + share
+            share = local.share(k, by_name[tensor.name])
+            total = totals[i]
+            totals[i] = share if total is None else total + share
         return [*totals, *[None] * len(form.passed)]
 
     # Results are passed through beside the operands, since an operand may be several results, and the gradient may read it

@@ -19,8 +19,8 @@ def in_range(job: Job, index: tf.Tensor, extents: Sequence[int] | int) -> tf.Ten
     Each rank takes an index that isn't among its own for another rank's, so that without the check nobody would notice.
     """
     is_there = tf.reduce_all(tf.logical_and(index >= 0, index < tf.constant(extents, index.dtype)))
-    said = f"got an index outside of 0 to one less than {extents}"
-    check = tf.raw_ops.Assert(condition=is_there, data=[tf.constant(said)], name=f"{job.op.name}/in_range")
+    message = f"got an index outside of 0 to one less than {extents}"
+    check = tf.raw_ops.Assert(condition=is_there, data=[tf.constant(message)], name=f"{job.op.name}/in_range")
     with tf.control_dependencies([check]):
         return tf.identity(index)
 
@@ -44,9 +44,9 @@ def gather(job: Job, operands: Sequence[Values]) -> list[Values]:
     in_variable = job.reads_table and axis == batch == 0 and all(table.op.type == "ReadVariableOp" for table in params)
     if not layout.splits[axis]:
         if in_variable:
-            return [[in_table(*each, job.op.name) for each in zip(params, indices, strict=True)]]
+            return [[in_table(*pair, job.op.name) for pair in zip(params, indices, strict=True)]]
         return emit_plain(job, operands)
-    found = []
+    values = []
     for rank, table, index in zip(job.ranks, params, indices, strict=True):
         index = in_range(job, index, shape[axis])
         start, end = layout.bounds(shape, rank)[axis]
@@ -60,8 +60,8 @@ def gather(job: Job, operands: Sequence[Values]) -> list[Values]:
         between, behind = tf.ones([axis - batch], tf.int32), tf.ones([len(shape) - axis - 1], tf.int32)
         extents = tf.shape(own)
         mask = tf.reshape(own, tf.concat([extents[:batch], between, extents[batch:], behind], 0))
-        found.append(tf.where(mask, rows, tf.zeros_like(rows)))
-    return [found]
+        values.append(tf.where(mask, rows, tf.zeros_like(rows)))
+    return [values]
 
 
 @lowering("GatherNd", always=True)
@@ -72,14 +72,14 @@ def gather_nd(job: Job, operands: Sequence[Values]) -> list[Values]:
     depth = job.op.operand(1).shape[-1]
     if not any(layout.splits[:depth]):
         return emit_plain(job, operands)
-    found = []
+    values = []
     for rank, table, index in zip(job.ranks, params, indices, strict=True):
         index = in_range(job, index, list(shape[:depth]))
         starts = [start for start, _ in layout.bounds(shape, rank)[:depth]]
         local, own = within(index, starts, tf.shape(table, index.dtype)[:depth])
         rows = tf.gather_nd(table, local)
-        found.append(tf.where(over(own, len(shape) - depth), rows, tf.zeros_like(rows)))
-    return [found]
+        values.append(tf.where(over(own, len(shape) - depth), rows, tf.zeros_like(rows)))
+    return [values]
 
 
 def within(index: tf.Tensor, starts: list[int], extents: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -105,11 +105,11 @@ def one_hot(job: Job, operands: Sequence[Values]) -> list[Values]:
     if not layout.splits[axis]:
         return emit_plain(job, operands)
     on, off = (tf.constant(job.op.statics[k]) for k in (2, 3))
-    found = []
+    blocks = []
     for rank, index in zip(job.ranks, operands[0], strict=True):
         start, end = layout.bounds(shape, rank)[axis]
         local = tf.cast(index, tf.int64) - opaque(start, tf.int64)
         values = tf.one_hot(local, opaque(end - start, tf.int32), on, off, axis, name=job.op.name)
         values.set_shape(uniform_shape(layout, shape))
-        found.append(values)
-    return [found]
+        blocks.append(values)
+    return [blocks]

@@ -26,10 +26,10 @@ def band_part(job: Job, operands: Sequence[Values]) -> list[Values]:
         n_rows, n_columns = tf.unstack(tf.shape(x)[-2:])
         rows = opaque(row, tf.int32) + tf.expand_dims(tf.range(n_rows), 1)
         columns = opaque(column, tf.int32) + tf.expand_dims(tf.range(n_columns), 0)
-        kept = tf.ones_like(rows - columns, tf.bool)
+        mask = tf.ones_like(rows - columns, tf.bool)
         if below >= 0:
-            kept = tf.logical_and(kept, rows - columns <= below)
+            mask = tf.logical_and(mask, rows - columns <= below)
         if above >= 0:
-            kept = tf.logical_and(kept, columns - rows <= above)
-        results.append(tf.where(kept, x, tf.zeros_like(x)))
+            mask = tf.logical_and(mask, columns - rows <= above)
+        results.append(tf.where(mask, x, tf.zeros_like(x)))
     return [results]

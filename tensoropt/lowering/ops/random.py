@@ -55,7 +55,7 @@ def draw_run(job: Job, operands: Sequence[Values]) -> list[Values]:
         blocks = zip(job.ranks, whole, strict=True)
         return [[local_block(value, layout, job.op.result.shape, rank) for rank, value in blocks]]
     one_device = job.op if job.micro_batch is None else job.micro_batch.full_batch(job.op)
-    low, high = (tf.constant(job.op.attrs[each] % _UINT64, tf.uint64) for each in ("seed", "seed2"))
+    low, high = (tf.constant(job.op.attrs[name] % _UINT64, tf.uint64) for name in ("seed", "seed2"))
     n_counters = tf.constant(_SET_ASIDE * math.prod(one_device.result.shape), tf.uint64)
     counters = [tf.stack([tf.cast(n, tf.uint64) * n_counters, high]) for n in job.runs()]
     keys = [low[None]] * len(counters)
@@ -84,29 +84,29 @@ def draw_blocks(job: Job, operands: Sequence[Values]) -> list[Values]:
 
 def _draw(job: Job, drawing: Operator, op: Operator, operands: Sequence[Values]) -> list[Values]:
     """Draw each rank's block by an operator; ``op`` is this operator on one device."""
-    layout, which = job.interface.results[0], job.micro_batch
-    if not layout.split_axes and which is None:
+    layout, micro_batch = job.interface.results[0], job.micro_batch
+    if not layout.split_axes and micro_batch is None:
         return emit_plain(replace(job, op=drawing), operands)
     rows = rows_drawn(layout.largest_local_shape(job.op.result.shape), op.result.shape)
     runs = [_runs(job, op, rank, rows) for rank in range(layout.mesh.n_devices)]
     # All ranks' graphs have equally many runs, some of them empty, and cut the first elements off if one of them has to.
-    n_runs, is_cut = max(map(len, runs)), any(start % _group(op) for each in runs for start, _ in each)
-    drawn = []
+    n_runs, is_cut = max(map(len, runs)), any(start % _group(op) for rank_runs in runs for start, _ in rank_runs)
+    blocks = []
     for i, rank in enumerate(job.ranks):
         remaining = iter([values[i] for values in operands])
         inputs = [op.statics[k] if tensor is None else next(remaining) for k, tensor in enumerate(op.inputs)]
         parts = [_run(op, inputs, *run, is_cut) for run in [*runs[rank], *[(0, 0)] * (n_runs - len(runs[rank]))]]
-        drawn.append(_cut(job, op, rank, rows, parts[0] if n_runs == 1 else tf.concat(parts, 0)))
-    return [drawn]
+        blocks.append(_cut(job, op, rank, rows, parts[0] if n_runs == 1 else tf.concat(parts, 0)))
+    return [blocks]
 
 
 def _runs(job: Job, op: Operator, rank: int, rows: int) -> list[tuple[int, int]]:
     """Return start and length of the runs of elements that a rank draws; ``rows`` is as by :func:`.rows_drawn`."""
-    shape, which, bounds = op.result.shape, job.micro_batch, job.interface.results[0].bounds(job.op.result.shape, rank)
-    indices = [np.arange(*each) for each in bounds]
-    if which is not None:
-        split = which.micro_batching.forms[op.result.name]
-        indices[split] = which.indices(shape[split])[slice(*bounds[split])]
+    shape, micro_batch, bounds = op.result.shape, job.micro_batch, job.interface.results[0].bounds(job.op.result.shape, rank)
+    indices = [np.arange(*span) for span in bounds]
+    if micro_batch is not None:
+        split = micro_batch.micro_batching.forms[op.result.name]
+        indices[split] = micro_batch.indices(shape[split])[slice(*bounds[split])]
     steps = [math.prod(shape[i + 1 :]) for i in range(rows + 1)]
     parts = np.split(indices[rows], np.flatnonzero(np.diff(indices[rows]) != 1) + 1)
     return [
@@ -120,8 +120,8 @@ def _run(op: Operator, inputs: list[Any], start: int, n: int, is_cut: bool) -> t
     """Draw ``n`` elements of the flattened result from ``start`` on."""
     n_groups, n_before = divmod(start, _group(op))
     counter = _advanced(inputs[_COUNTER], n_groups * (64 * _group(op) if op.type == "StatelessTruncatedNormalV2" else 1))
-    (drawn,) = raw_operator(op, [opaque([n_before + n], tf.int32), *inputs[1:_COUNTER], counter, *inputs[_COUNTER + 1 :]])
-    return tf.slice(drawn, opaque([n_before], tf.int32), opaque([n], tf.int32)) if is_cut else drawn
+    (elements,) = raw_operator(op, [opaque([n_before + n], tf.int32), *inputs[1:_COUNTER], counter, *inputs[_COUNTER + 1 :]])
+    return tf.slice(elements, opaque([n_before], tf.int32), opaque([n], tf.int32)) if is_cut else elements
 
 
 def _group(op: Operator) -> int:
@@ -135,15 +135,15 @@ def _advanced(counter: tf.Tensor, n: int) -> tf.Tensor:
     return advanced + tf.cast(has_carry, tf.uint64)
 
 
-def _cut(job: Job, op: Operator, rank: int, rows: int, drawn: tf.Tensor) -> tf.Tensor:
+def _cut(job: Job, op: Operator, rank: int, rows: int, block: tf.Tensor) -> tf.Tensor:
     """Cut a rank's block out of the whole rows that it has drawn."""
-    layout, which, inner = job.interface.results[0], job.micro_batch, op.result.shape[rows + 1 :]
+    layout, micro_batch, inner = job.interface.results[0], job.micro_batch, op.result.shape[rows + 1 :]
     bounds = layout.bounds(job.op.result.shape, rank)
     extents = [end - start for start, end in bounds]
-    drawn = tf.reshape(drawn, opaque([*extents[: rows + 1], *inner], tf.int32))
-    if which is not None and (split := which.micro_batching.forms[op.result.name]) > rows:
-        drawn = tf.gather(drawn, which.indices(op.result.shape[split]), axis=split)
+    block = tf.reshape(block, opaque([*extents[: rows + 1], *inner], tf.int32))
+    if micro_batch is not None and (split := micro_batch.micro_batching.forms[op.result.name]) > rows:
+        block = tf.gather(block, micro_batch.indices(op.result.shape[split]), axis=split)
     if not any(layout.splits[rows + 1 :]):
-        return drawn
+        return block
     starts = [0] * (rows + 1) + [start for start, _ in bounds[rows + 1 :]]
-    return tf.slice(drawn, opaque(starts, tf.int32), opaque(extents, tf.int32))
+    return tf.slice(block, opaque(starts, tf.int32), opaque(extents, tf.int32))

@@ -66,9 +66,9 @@ def _overwritten(m: Any, buffer: int, begin: int, at: int) -> int:
     Python's memory is overwritten only through a view of a part of it.
     """
     for i in range(m[begin + 2], m[begin + ix.ENDS_COLUMNS + 2]):
-        over, seen = m[m[ix.OVER] + 2 * i], m[m[ix.OVER] + 2 * i + 1]
+        over, size = m[m[ix.OVER] + 2 * i], m[m[ix.OVER] + 2 * i + 1]
         is_free = m[m[ix.LAST] + over] == at and not m[m[ix.IS_GONE] + over]
-        if is_free and seen == m[m[ix.BYTES] + buffer] and (seen < m[m[ix.SIZES] + over] or not m[m[ix.IS_PYTHON_S] + over]):
+        if is_free and size == m[m[ix.BYTES] + buffer] and (size < m[m[ix.SIZES] + over] or not m[m[ix.IS_PYTHON_S] + over]):
             return over
     return -1
 
@@ -137,8 +137,8 @@ def _kernel(digest: int) -> Callable[[Any, Any, Any, Any, int], int]:
             return -1  # never: the digest must be used to be part of the compiled code's key
         write_records(o, t, r, m)
         write_instructions(o, t, r, m, overlaps)
-        given = _find_ends(m)
-        return _peak(m, _lasting(o, t, r, m) + given)
+        initial = _find_ends(m)
+        return _peak(m, _lasting(o, t, r, m) + initial)
 
     return entry(count_peak)
 

@@ -90,22 +90,22 @@ def _need(o: Any, m: Any, number: int, index: int) -> int:
 
 
 @compiled
-def _append_part(m: Any, start: int, end: int, wanted: int, n: int) -> int:
+def _append_part(m: Any, start: int, end: int, kind: int, n: int) -> int:
     """Append the records of a part to those in the new order, of which there are n; return how many there are then."""
     part = DEFERRED
     for number in range(start, end):
         record = m[ix.RECORDS] + WIDTH * number
         if m[record] == ACCUMULATE:  # it comes right after the gradient that it adds
-            is_in_part = part == wanted if part != BOTH else (m[m[ix.NEEDED] + m[record + 2]] != 0) == (wanted == URGENT)
+            is_in_part = part == kind if part != BOTH else (m[m[ix.NEEDED] + m[record + 2]] != 0) == (kind == URGENT)
         else:
             part = m[m[ix.PART] + number]
-            is_in_part = part in (wanted, BOTH)
+            is_in_part = part in (kind, BOTH)
         if is_in_part:
             at = m[ix.DIVIDED] + WIDTH * n
             for i in range(WIDTH):
                 m[at + i] = m[record + i]
             if m[record] == GRADIENT and part == BOTH:
-                m[at + 6] = 1 if wanted == URGENT else 2
+                m[at + 6] = 1 if kind == URGENT else 2
             m[m[ix.PLACE] + number] = n
             n += 1
     return n
@@ -135,10 +135,10 @@ def _put(m: Any, first: int, n: int) -> None:
 
 
 @compiled
-def _new_place(m: Any, record: int, start: int, n_urgent: int, added: int) -> int:
+def _new_place(m: Any, record: int, start: int, n_urgent: int, n_added: int) -> int:
     """Return the number of a record, or of its deferred part, after it was put in its new place."""
     place = m[m[ix.PLACE] + record]
-    return start + place + (added if place >= n_urgent else 0)
+    return start + place + (n_added if place >= n_urgent else 0)
 
 
 @compiled
@@ -168,11 +168,11 @@ def end_backward(o: Any, m: Any, start: int, index: int, first_gradient: int) ->
     send_back(o, m)
     if o[ix.IN_PASSES]:
         append_record(m, BEGIN_PASS, 0, 0, 0, 0, 0)
-    added = m[ix.N_RECORDS] - start - n_urgent
+    n_added = m[ix.N_RECORDS] - start - n_urgent
     _put(m, n_urgent, n - n_urgent)
     for i in range(o[ix.N_TENSORS]):
         last = m[m[ix.LAST_READ] + i]
         if last >= start:
-            m[m[ix.LAST_READ] + i] = _new_place(m, last, start, n_urgent, added)
+            m[m[ix.LAST_READ] + i] = _new_place(m, last, start, n_urgent, n_added)
     for i in range(first_gradient, m[ix.N_GRADIENTS]):
-        m[m[ix.WRITER] + i] = _new_place(m, m[m[ix.WRITER] + i], start, n_urgent, added)
+        m[m[ix.WRITER] + i] = _new_place(m, m[m[ix.WRITER] + i], start, n_urgent, n_added)

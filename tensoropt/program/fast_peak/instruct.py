@@ -159,7 +159,7 @@ def _make_gradient(o: Any, t: Any, r: Any, m: Any, record: int, operand: int, ov
 @compiled
 def _compute_gradients(o: Any, t: Any, r: Any, m: Any, record: int, overlaps: int) -> None:
     """Add the gradients of an operator's operands."""
-    operator, made = m[record + 1], m[record + 5]
+    operator, gradient = m[record + 1], m[record + 5]
     if t[r[o[ix.FIRST_OPERATOR] + operator], c.SPLITS_INNER] and not overlaps:
         catch_up(m)  # the gradients of its statistics are communicated
     if m[ix.HAS_REMATERIALIZED]:
@@ -172,13 +172,13 @@ def _compute_gradients(o: Any, t: Any, r: Any, m: Any, record: int, overlaps: in
     for operand in range(o[o[ix.OPERANDS] + operator], o[o[ix.OPERANDS] + operator + 1]):
         flags = o[o[ix.OF_OPERAND] + operand]
         if is_wanted(o, operand, m[ix.INDEX]):
-            if m[record + 6] and m[m[ix.NEEDED] + made] != (m[record + 6] == 1):
+            if m[record + 6] and m[m[ix.NEEDED] + gradient] != (m[record + 6] == 1):
                 pass  # the other part of the backward pass makes it
             elif flags & c.PASSED_ON and t[r[2 * o[ix.N_TENSORS] + operand], c.OPERAND_BYTES] == n_bytes:
-                m[m[ix.OF_GRADIENT] + made] = _known(o, m, record, 0)
+                m[m[ix.OF_GRADIENT] + gradient] = _known(o, m, record, 0)
             else:
-                m[m[ix.OF_GRADIENT] + made] = _make_gradient(o, t, r, m, record, operand, overlaps)
-            made += 1
+                m[m[ix.OF_GRADIENT] + gradient] = _make_gradient(o, t, r, m, record, operand, overlaps)
+            gradient += 1
 
 
 @compiled

@@ -63,15 +63,15 @@ def can_outline(graph: Graph) -> bool:
         return False
     if graph.micro_batching is None:
         return True
-    (taken,), after = graph.backward_passes, graph.micro_batching.after
-    lookups = [graph.operators[each].result for name in taken.variables for each in graph.lookups.get(name, ())]
+    (gradients,), after = graph.backward_passes, graph.micro_batching.after
+    lookups = [graph.operators[lookup].result for name in gradients.variables for lookup in graph.lookups.get(name, ())]
     # What several operators share that all run after the micro-batches is copied then.
-    consumers: dict[str, list[bool]] = {taken.loss.name: [False]}
+    consumers: dict[str, list[bool]] = {gradients.loss.name: [False]}
     for op in graph.step_operators:
         for _, tensor in op.operands:
             consumers.setdefault(tensor.name, []).append(op.name in after)
-    is_copied_after = any(all(those) for those in consumers.values() if len(those) > 1)
-    return not is_copied_after and all(graph.n_runs(tensor.name) > 1 for tensor in (taken.loss, *lookups))
+    is_copied_after = any(all(readers) for readers in consumers.values() if len(readers) > 1)
+    return not is_copied_after and all(graph.n_runs(tensor.name) > 1 for tensor in (gradients.loss, *lookups))
 
 
 def _operators(graph: Graph) -> tuple[list[Operator], list[Operator]]:
@@ -79,12 +79,12 @@ def _operators(graph: Graph) -> tuple[list[Operator], list[Operator]]:
     micro_batching, operators = graph.micro_batching, graph.step_operators
     if micro_batching is None:
         return [], list(operators)
-    once, each = list[Operator](), list[Operator]()
+    once, repeated = list[Operator](), list[Operator]()
     for op in operators:
         if op.name not in micro_batching.after:
             is_run = op.updates is None and graph.n_runs(op.result.name) > 1
-            (each if is_run and (op.type == PLACEHOLDER or op.type not in SOURCES) else once).append(op)
-    return once, each
+            (repeated if is_run and (op.type == PLACEHOLDER or op.type not in SOURCES) else once).append(op)
+    return once, repeated
 
 
 def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_operands: Collection[tuple[str, int]],
@@ -94,21 +94,21 @@ def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_op
     Args:
         ends: what a stage exchanges with others; see :func:`..step.step_program`. The sites are those without.
     """
-    (taken,) = graph.backward_passes
+    (of_loss,) = graph.backward_passes
     run_once, run_each = _operators(graph)
     operators, first_run = (*run_once, *run_each), len(run_once)
     index = {op.name: i for i, op in enumerate(operators)}
     operands = tuple((i, position, tensor) for i, op in enumerate(operators) for position, tensor in op.operands)
     tensors = tuple(tensor for op in operators for tensor in op.outputs)
     number = {tensor.name: i for i, tensor in enumerate(tensors)}
-    dense = [graph.operators[name].result.name for name in taken.variables if name not in graph.lookups]
-    by_rows = [name for name in taken.variables if name in graph.lookups]
-    lookups = [tuple(graph.operators[each] for each in graph.lookups[name]) for name in by_rows]
-    found = {op.result.name for of_variable in lookups for op in of_variable}
+    dense = [graph.operators[name].result.name for name in of_loss.variables if name not in graph.lookups]
+    by_rows = [name for name in of_loss.variables if name in graph.lookups]
+    lookups = [tuple(graph.operators[lookup] for lookup in graph.lookups[name]) for name in by_rows]
+    row_names = {op.result.name for of_variable in lookups for op in of_variable}
     micro_batching = graph.micro_batching
     # Gradients go back to variables and, in micro-batches, to all that is computed once.
     received, returned = ends.received, ends.returned
-    starts = {*found, *returned, *(dense if micro_batching is None else filter(graph.accumulates, graph.tensors))}
+    starts = {*row_names, *returned, *(dense if micro_batching is None else filter(graph.accumulates, graph.tensors))}
     starts_once = {*dense, *returned}
     reached, reached_once = _reached(graph, starts), _reached(graph, starts_once)
     only_once = micro_batching.once if micro_batching is not None else frozenset()
@@ -133,8 +133,8 @@ def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_op
             for i, op in enumerate(operators)
         ),
         _ends(len(op.operands) for op in operators),
-        _ints([*flags, c.FIRST_USE * (taken.loss.name not in first_use)]),
-        _ints([*(number[tensor.name] for _, _, tensor in operands), number[taken.loss.name]]),
+        _ints([*flags, c.FIRST_USE * (of_loss.loss.name not in first_use)]),
+        _ints([*(number[tensor.name] for _, _, tensor in operands), number[of_loss.loss.name]]),
         _ends(len(op.outputs) for op in operators),
         _ints(index[op.name] for op in operators for _ in op.outputs),
         _viewed(operators, operands, number),
@@ -151,9 +151,9 @@ def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_op
     first_operator = 2 * len(tensors) + len(operands) + 1
     n = graph.n_micro_batches
     waits = any(update.sums for of_variable in graph.updates.values() for update in of_variable)
-    counted = (
+    counts = (
         len(operators), len(tensors), len(operands) + 1, len(dense), len(by_rows), len(arrays[-2]), first_operator,
-        first_operator + len(operators), taken.loss.item_bytes, int(waits), min(n, MOST_MICRO_BATCHES),
+        first_operator + len(operators), of_loss.loss.item_bytes, int(waits), min(n, MOST_MICRO_BATCHES),
         max(0, n - MOST_MICRO_BATCHES), first_run, len(returned), int(ends.in_passes and micro_batching is not None),
         int(ends.divides),
     )
@@ -161,8 +161,8 @@ def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_op
     firsts = arrays[4].tolist()
     outputs = tuple(map(range, firsts, firsts[1:]))
     flat = tuple(op for of_variable in lookups for op in of_variable)
-    numbers = _joined(counted, arrays)
-    return Outline(operators, operands, tensors, (taken.name, taken.loss), flat, producers, outputs, numbers)
+    numbers = _joined(counts, arrays)
+    return Outline(operators, operands, tensors, (of_loss.name, of_loss.loss), flat, producers, outputs, numbers)
 
 
 def _viewed(
@@ -231,7 +231,7 @@ def arena_of(outline: Outline, n_buckets: int) -> np.ndarray:
     records = 8 * n_passes * (n_operands + n_tensors + n_operators) + 64
     values, sites = 4 * n_passes * sum(width) + 64, 2 * n_tensors + n_operands
     buffers = 2 * records + 2 * n_lookups * (n_others + n)
-    entries = 4 * n_passes * sum(each * each for each in width) + 4 * records + 2 * n_lookups * (n_others + n)
+    entries = 4 * n_passes * sum(w * w for w in width) + 4 * records + 2 * n_lookups * (n_others + n)
     sizes = (
         # of records
         WIDTH * records, 2 * values, sites, sites, sites, n_tensors, records, 2 * entries, 3 * sites, 3 * max(1, n_buckets),

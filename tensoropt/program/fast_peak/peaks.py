@@ -72,14 +72,14 @@ class Peaks(ByArguments):
         """Return the most bytes that are alive at once, given the row of each site; the arena then has those of passes."""
         if ends not in self._outlines:
             self._outlines[ends] = self._outline(ends).numbers
-        known, n_buckets = self.rows, self.rows.n_buckets
+        site_rows, n_buckets = self.rows, self.rows.n_buckets
         if self._arena is None or self._arena[ix.N_BUCKETS] != n_buckets:
-            self._arena = arena_of(known.outline, n_buckets)
+            self._arena = arena_of(site_rows.outline, n_buckets)
         arena = self._arena
         arena[: ix.N_BUCKETS] = 0
         arena[ix.N_BUCKETS + 1 : ix.RECORDS] = 0
         overlaps = int(self.costing.reshardings.overlaps)
-        peak = int(count_peak(self._outlines[ends], known.table, rows, arena, overlaps))
+        peak = int(count_peak(self._outlines[ends], site_rows.table, rows, arena, overlaps))
         if self.costing.reshardings.nccl_bytes_per_s is not None:
-            self._of_groups = known.nccl_bytes(tuple(arena[arena[ix.GROUPS] :][: c.N_WORDS].tolist()))
+            self._of_groups = site_rows.nccl_bytes(tuple(arena[arena[ix.GROUPS] :][: c.N_WORDS].tolist()))
         return peak + self._of_groups

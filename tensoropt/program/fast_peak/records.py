@@ -91,13 +91,13 @@ def _compute_again(o: Any, m: Any, operator: int) -> None:
 
 
 @compiled
-def _ask(o: Any, t: Any, r: Any, m: Any, asked: int, after: int) -> None:
+def _ask(o: Any, t: Any, r: Any, m: Any, root: int, after: int) -> None:
     """Decide how the backward pass reads an operand or a result, and write what is made again for that.
 
     A stack stands for the recursion: of an operand to the result that it is made of, of that to its operator's operands.
     """
     again, first = m[ix.AGAIN], 2 * o[ix.N_TENSORS]
-    depth = push(m, 0, asked)
+    depth = push(m, 0, root)
     while depth:
         at = m[ix.STACK] + 2 * (depth - 1)
         site, stage = m[at], m[at + 1]
@@ -192,9 +192,9 @@ def _return(o: Any, t: Any, r: Any, m: Any, site: int) -> None:
 @compiled
 def send(o: Any, t: Any, r: Any, m: Any, key: int) -> None:
     """Write the sum over devices of all gradients in a bucket, in one task."""
-    all_waiting, stack, kept, n_sent, first = m[ix.BUCKETED], m[ix.STACK], 0, 0, m[ix.N_GRADIENTS]
+    all_waiting, stack, n_kept, n_sent, first = m[ix.BUCKETED], m[ix.STACK], 0, 0, m[ix.N_GRADIENTS]
     for i in range(m[ix.N_BUCKETED]):
-        waiting, free = all_waiting + 3 * i, all_waiting + 3 * kept
+        waiting, free = all_waiting + 3 * i, all_waiting + 3 * n_kept
         if m[waiting + 2] == key:
             number = append_record(m, RETURN, m[waiting], m[waiting + 1], m[ix.N_GRADIENTS], 0, 0)
             made_by(m, number)
@@ -202,8 +202,8 @@ def send(o: Any, t: Any, r: Any, m: Any, key: int) -> None:
             n_sent += 1
         else:
             m[free], m[free + 1], m[free + 2] = m[waiting], m[waiting + 1], m[waiting + 2]
-            kept += 1
-    m[ix.N_BUCKETED] = kept
+            n_kept += 1
+    m[ix.N_BUCKETED] = n_kept
     m[m[ix.BUCKETS] + 3 * key] = 0
     m[m[ix.BUCKETS] + 3 * key + 1] = 0
     last = m[ix.N_RECORDS] - 1
@@ -270,10 +270,10 @@ def through(o: Any, t: Any, r: Any, m: Any, operator: int, index: int) -> None:
             add_value(m, tensor, m[again + tensor])
             note_read(o, m, m[again + tensor])
     m[m[ix.RECORDS] + WIDTH * number + 4] = m[ix.N_VALUES] - first_value - n_taken
-    made = m[ix.N_GRADIENTS]
+    gradient = m[ix.N_GRADIENTS]
     for _ in range(n_wanted):
         made_by(m, number)
-    end_made = made + n_wanted
+    end_made = gradient + n_wanted
     for operand in range(end_operand - 1, first_operand - 1, -1):
         if is_wanted(o, operand, index):
             end_made -= 1
@@ -287,8 +287,8 @@ def through(o: Any, t: Any, r: Any, m: Any, operator: int, index: int) -> None:
     for operand in range(first_operand, end_operand):
         if is_wanted(o, operand, index):
             if not o[o[ix.OF_OPERAND] + operand] & c.ACCUMULATES:
-                arrive_through(o, t, r, m, operand, made)
-            made += 1
+                arrive_through(o, t, r, m, operand, gradient)
+            gradient += 1
 
 
 @compiled

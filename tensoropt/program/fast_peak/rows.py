@@ -41,11 +41,11 @@ class Numbers:
 
     def of(self, value: Hashable) -> int:
         """Return the number of a value; a new one gets the next free number."""
-        known = self._of_object.get(id(value))
-        if known is None:
-            known = self._of_value.setdefault(value, len(self._of_value)), value
-            self._of_object[id(value)] = known
-        return known[0]
+        entry = self._of_object.get(id(value))
+        if entry is None:
+            entry = self._of_value.setdefault(value, len(self._of_value)), value
+            self._of_object[id(value)] = entry
+        return entry[0]
 
     @property
     def values(self) -> list[Any]:
@@ -157,8 +157,8 @@ class Rows:
     def nccl_bytes(self, words: tuple[int, ...]) -> int:
         """Return the bytes that NCCL's communicators of groups take, of which words have a bit each; found once."""
         if words not in self._of_words:
-            has = [word >> bit & 1 for word in words for bit in range(c.WORD_BITS)]
-            of_groups = (axes for axes, is_there in zip(self._groups.values, has, strict=False) if is_there)
+            bits = [word >> bit & 1 for word in words for bit in range(c.WORD_BITS)]
+            of_groups = (axes for axes, is_there in zip(self._groups.values, bits, strict=False) if is_there)
             self._of_words[words] = nccl_workspace(of_groups, self.costing.reshardings)
         return self._of_words[words]
 
@@ -180,10 +180,10 @@ class Rows:
         """
         n, outline = columns.n, self.outline
         rows = np.zeros((outline.n_sites, n), np.int32)
-        no = np.zeros(n, np.int32)
+        zeros = np.zeros(n, np.int32)
         changes: dict[int, np.ndarray] = {}
         makers = _Makers(self, view_of)
-        for site, parts in self._keys(columns, no):
+        for site, parts in self._keys(columns, zeros):
             differs = np.zeros(n, bool)
             differs[0] = True
             for part in parts:
@@ -192,29 +192,29 @@ class Rows:
                 differs[changes[id(part)]] = True
             starts = np.flatnonzero(differs)
             bounds = np.append(starts, n).tolist()
-            found, known = np.empty(len(starts), np.int32), self._known[site]
+            run_rows, by_key = np.empty(len(starts), np.int32), self._known[site]
             for k, key in enumerate(zip(*(part[starts].tolist() for part in parts), strict=True)):
-                row = known.get(key)
-                found[k] = self._make(site, key, makers.among(bounds[k], bounds[k + 1])) if row is None else row
-            rows[site] = np.repeat(found, np.diff(bounds))
+                row = by_key.get(key)
+                run_rows[k] = self._make(site, key, makers.among(bounds[k], bounds[k + 1])) if row is None else row
+            rows[site] = np.repeat(run_rows, np.diff(bounds))
         for site, offsets in self._results:
             for output, offset in offsets:
                 rows[output] = rows[site] + offset
         return np.ascontiguousarray(rows.T)
 
-    def _keys(self, columns: Columns, no: np.ndarray) -> Iterator[tuple[int, tuple[np.ndarray, ...]]]:
-        """Yield each site that has a row, with the choices that the row depends on; ``no`` is that of what isn't named."""
+    def _keys(self, columns: Columns, zeros: np.ndarray) -> Iterator[tuple[int, tuple[np.ndarray, ...]]]:
+        """Yield each site that has a row, with the choices that the row depends on: ``zeros`` for what isn't named."""
         configs, shared, regathered, again = columns.configs, columns.shared, columns.regathered, columns.rematerialized
         for site, owner, name in self._operators:
-            yield site, (configs[owner], again.get(name, no))
+            yield site, (configs[owner], again.get(name, zeros))
         for site, tensor, owner in self._shared:
             if tensor in shared:
                 yield site, (configs[owner], shared[tensor])
         for site, owner, name, tensor, of_tensor, producer, own, whole in self._operands:
-            yield site, (configs[owner], configs[of_tensor], shared.get(tensor, no), regathered.get(whole, no),
-                          regathered.get(own, no), again.get(name, no), again.get(producer, no))
+            yield site, (configs[owner], configs[of_tensor], shared.get(tensor, zeros), regathered.get(whole, zeros),
+                          regathered.get(own, zeros), again.get(name, zeros), again.get(producer, zeros))
         site, tensor, owner = self._loss
-        yield site, (configs[owner], shared.get(tensor, no))
+        yield site, (configs[owner], shared.get(tensor, zeros))
         for site, owner in self._lookups:
             yield site, (configs[owner],)
 

@@ -81,8 +81,8 @@ class StepActions:
         graph = view.graph
         if node.kind == REGATHER:
             return view.is_regathered(graph.operators[node.site.name], node.site.position)
-        operands = ((op, i) for op in graph.consumers[node.tensor] for i, each in op.operands if each.name == node.tensor)
-        return any(view.reads_regathered(*each) for each in operands if each[0].name in view.interfaces)
+        operands = ((op, i) for op in graph.consumers[node.tensor] for i, t in op.operands if t.name == node.tensor)
+        return any(view.reads_regathered(*pair) for pair in operands if pair[0].name in view.interfaces)
 
     def _of_operator(self, view: StrategyView, op: Operator, node: StepNode) -> Chain:
         kind, micro_batch = node.kind, node.micro_batch
@@ -105,23 +105,23 @@ class StepActions:
             own_ns = _share(backward_ns, n_runs, micro_batch)
             if kind == DEFERRED:
                 return _computed(own_ns // 2)
-            ways = [action for each in inside for action in self._of_resharding(each)[1]]
+            ways = [action for resharding in inside for action in self._of_resharding(resharding)[1]]
             return _joined([*ways, *_computed(own_ns if kind == BACKWARD else own_ns - own_ns // 2)])
         # The costs of an operator without a backward pass have none of its time there.
         forward_ns = total_ns - (backward_ns if differentiated else 0)
         return _joined([*self._forward(inside), *_computed(_share(forward_ns, n_runs, micro_batch))])
 
     def _forward(self, reshardings: Iterable[Resharding]) -> Chain:
-        return tuple(action for each in reshardings for action in self._of_resharding(each)[0])
+        return tuple(action for resharding in reshardings for action in self._of_resharding(resharding)[0])
 
     def _of_resharding(self, resharding: Resharding) -> tuple[Chain, Chain]:
         """Return the actions of a resharding's forward and backward path."""
-        found = self._ways.get(resharding)
-        if found is None:
+        chains = self._ways.get(resharding)
+        if chains is None:
             paths = self.path_finder.paths(resharding)
             forward = self._of_path(paths.forward, resharding.item_bytes)
-            found = self._ways[resharding] = forward, self._back(paths, resharding)
-        return found
+            chains = self._ways[resharding] = forward, self._back(paths, resharding)
+        return chains
 
     def _back(self, paths: ReshardingPaths, resharding: Resharding) -> Chain:
         if paths.backward is None:
@@ -134,23 +134,23 @@ class StepActions:
         return (Action(step.cost_kind, step.group_axes, BUCKET_BYTES, of_bucket=n_bytes),)
 
     def _of_path(self, path: Path, item_bytes: int) -> Chain:
-        found: list[Action] = []
+        actions: list[Action] = []
         costs = self.path_finder.costs
         for step in path.steps:
             if isinstance(step, HaloStep):
                 for kind, axes, n_bytes in reversed(step.charged(path.shape, item_bytes)):
                     if kind == "local":
-                        found += _computed(costs.time_ns(kind, step.source.mesh, axes, n_bytes))
+                        actions += _computed(costs.time_ns(kind, step.source.mesh, axes, n_bytes))
                     else:
-                        found.append(Action(kind, axes, n_bytes))
+                        actions.append(Action(kind, axes, n_bytes))
                 continue
             mesh, axes, n_bytes = step.source.mesh, step.group_axes, step.n_bytes(path.shape, item_bytes)
             local_ns = costs.time_ns("local", mesh, axes, n_bytes)
             if step.communicates:
-                found += [Action(step.kind, axes, n_bytes), *_computed(step.n_copies(path.shape) * local_ns)]
+                actions += [Action(step.kind, axes, n_bytes), *_computed(step.n_copies(path.shape) * local_ns)]
             else:
-                found += _computed(local_ns)
-        return _joined(found)
+                actions += _computed(local_ns)
+        return _joined(actions)
 
 
 def _computed(time_ns: int) -> Chain:
@@ -159,16 +159,16 @@ def _computed(time_ns: int) -> Chain:
 
 def _joined(actions: Iterable[Action]) -> Chain:
     """Return actions with computations that follow each other as one."""
-    found: list[Action] = []
+    joined: list[Action] = []
     for action in actions:
-        if found and action.kind == found[-1].kind == COMPUTE:
-            found[-1] = Action(COMPUTE, time_ns=found[-1].time_ns + action.time_ns)
+        if joined and action.kind == joined[-1].kind == COMPUTE:
+            joined[-1] = Action(COMPUTE, time_ns=joined[-1].time_ns + action.time_ns)
         else:
-            found.append(action)
-    return tuple(found)
+            joined.append(action)
+    return tuple(joined)
 
 
 def _share(time_ns: int, n_runs: int, number: int) -> int:
     """Return the time of one of several equal runs; the first has what can't be divided."""
-    each, rest = divmod(time_ns, n_runs)
-    return each + (rest if number == 0 else 0)
+    share, rest = divmod(time_ns, n_runs)
+    return share + (rest if number == 0 else 0)

@@ -51,7 +51,7 @@ class DeltaSimulation:
     def __init__(self, graph: StepGraph, chains: Sequence[Chain], network: Network) -> None:
         self._n_classes, self._n_resources = len(network.classes), len(network.resources)
         lead_start = np.cumsum([0, *map(len, graph.leads_to)])
-        self._lead = packed(lead_start), packed(after for those in graph.leads_to for after in those)
+        self._lead = packed(lead_start), packed(after for followers in graph.leads_to for after in followers)
         self._missing = packed(len(before) for before in graph.waits_for for _ in range(self._n_classes))
         self._tables = WorkTables(network)
         self._chains = packed(map(self._tables.chain, chains))
@@ -86,9 +86,9 @@ class DeltaSimulation:
         self._put(self._trial)
         self._n_tried = self._run(self._tried, self._n_same(self._trial))
         self._put(before)
-        kept, tried = self._kept.log[3], self._tried.log[3]
+        kept_ends, tried_ends = self._kept.log[3], self._tried.log[3]
         self._more = more
-        self._tried_ns = max(largest(kept[: self._n_from]), largest(tried[self._n_from : self._n_tried]))
+        self._tried_ns = max(largest(kept_ends[: self._n_from]), largest(tried_ends[self._n_from : self._n_tried]))
         return self._tried_ns
 
     def keep(self) -> None:
@@ -103,7 +103,7 @@ class DeltaSimulation:
 
     def events(self) -> list[Event]:
         """Return the events of the kept step, in the order in which they became ready."""
-        columns = (map(int, each[: self._n_events]) for each in self._kept.log)
+        columns = (map(int, column[: self._n_events]) for column in self._kept.log)
         return [Event(*divmod(slot, self._n_classes), *rest) for slot, *rest in zip(*columns, strict=True)]
 
     def _put(self, chains: Mapping[int, int]) -> None:

@@ -81,7 +81,7 @@ class WorkTables:
             *(self._chain_start, self._chain, self._work_of, self._first, self._size, self._member_start, self._members),
             *(self._use_start, self._uses, self._use_ns, self._latency),
         )
-        return tuple(np.array(each) for each in growing)
+        return tuple(np.array(column) for column in growing)
 
 
 class Buffers:
@@ -103,8 +103,8 @@ class Buffers:
 
     def take(self, other: Buffers, n_from: int, n_events: int) -> None:
         """Take over the events of other buffers of the same size from a saved one on."""
-        for own, theirs in zip(self.log, other.log, strict=True):
-            own[n_from:n_events] = theirs[n_from:n_events]
+        for own, source in zip(self.log, other.log, strict=True):
+            own[n_from:n_events] = source[n_from:n_events]
         first, last = n_from // self.stride * self._width, -(-n_events // self.stride) * self._width
         self.saved[first:last] = other.saved[first:last]
         self.arrived = other.arrived.copy()

@@ -85,9 +85,9 @@ def simulate_tasks(tasks: Sequence[SimulatedTask]) -> list[TaskTimes]:
             missing[after] -= 1
             if not missing[after]:
                 heapq.heappush(queue, (ready_ns[after], tasks[after].key, after))
-    stuck = [str(task.key) for task, each in zip(tasks, times, strict=True) if each is None]
+    stuck = [str(task.key) for task, task_times in zip(tasks, times, strict=True) if task_times is None]
     assert not stuck, f"{len(stuck)} tasks wait for each other, such as {stuck[0]}"
-    return [each for each in times if each is not None]
+    return [task_times for task_times in times if task_times is not None]
 
 
 def task_graph(graph: StepGraph, chains: Sequence[Chain], network: Network) -> list[SimulatedTask]:
@@ -107,7 +107,7 @@ def task_graph(graph: StepGraph, chains: Sequence[Chain], network: Network) -> l
         return len(tasks) - 1
 
     for node, (before, chain) in enumerate(zip(graph.waits_for, chains, strict=True)):
-        at = [tuple(task for each in before for task in ends[each][one]) for one in range(n_classes)]
+        at = [tuple(task for source in before for task in ends[source][one]) for one in range(n_classes)]
         for number, action in enumerate(chain):
             after: list[tuple[int, ...]] = [()] * n_classes
             for work in network.works(action):
@@ -124,10 +124,10 @@ def task_graph(graph: StepGraph, chains: Sequence[Chain], network: Network) -> l
             at = after
         if not chain:
             # A node that does nothing is one task that waits, so that dependencies don't multiply.
-            waiting = [tuple(dict.fromkeys(each)) for each in at]
+            waiting = [tuple(dict.fromkeys(sources)) for sources in at]
             at = [
-                each if len(each) < 2 else (add(TaskKey(node, one, -1, -1), 0, None, each),)
-                for one, each in enumerate(waiting)
+                sources if len(sources) < 2 else (add(TaskKey(node, one, -1, -1), 0, None, sources),)
+                for one, sources in enumerate(waiting)
             ]
         ends.append(at)
     return tasks

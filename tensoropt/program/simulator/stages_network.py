@@ -21,12 +21,12 @@ class StagesNetwork:
         self.of_submeshes = [LevelNetwork(CollectiveCosts(hardware, mesh)) for mesh in submeshes.values()]
         # Computing resources come first, then networks, where devices have them, then links.
         n = len(submeshes)
-        own = [each.resources for each in self.of_submeshes]
+        own = [network.resources for network in self.of_submeshes]
         self._number = {(at, kind): kind * n + at for at, resources in enumerate(own) for kind in range(len(resources))}
         self._links = {way: len(self._number) + i for i, way in enumerate(permutations(range(n), 2))}
         named = {
-            self._number[at, kind]: replace(each, members=tuple(map(str, self.classes[at])), devices=self.classes[at])
-            for at, resources in enumerate(own) for kind, each in enumerate(resources)
+            self._number[at, kind]: replace(resource, members=tuple(map(str, self.classes[at])), devices=self.classes[at])
+            for at, resources in enumerate(own) for kind, resource in enumerate(resources)
         }  # fmt: skip
         links = [Resource(LINK, (f"devices of submesh {a} > {b}",)) for a, b in self._links]
         self.resources: tuple[Resource, ...] = (*(named[number] for number in sorted(named)), *links)

@@ -114,17 +114,17 @@ class StepGraph:
     @cached_property
     def leads_to(self) -> tuple[tuple[int, ...], ...]:
         """The numbers of the nodes that wait for each."""
-        found: list[list[int]] = [[] for _ in self.nodes]
-        for number, those in enumerate(self.waits_for):
-            for before in those:
-                found[before].append(number)
-        return tuple(map(tuple, found))
+        followers: list[list[int]] = [[] for _ in self.nodes]
+        for number, sources in enumerate(self.waits_for):
+            for before in sources:
+                followers[before].append(number)
+        return tuple(map(tuple, followers))
 
     def touched(self, operators: Iterable[str], tensors: Iterable[str] = ()) -> list[int]:
         """Return the numbers of the nodes whose actions may differ if these operators' configs, or tensors' copies, do."""
-        found = dict.fromkeys(number for name in operators for number in self.by_operator.get(name, ()))
-        found.update(dict.fromkeys(number for name in tensors for number in self.by_tensor.get(name, ())))
-        return list(found)
+        numbers = dict.fromkeys(number for name in operators for number in self.by_operator.get(name, ()))
+        numbers.update(dict.fromkeys(number for name in tensors for number in self.by_tensor.get(name, ())))
+        return list(numbers)
 
 
 def step_graph(view: StrategyView, path_finder: PathFinder) -> StepGraph:
@@ -190,11 +190,11 @@ def task_nodes(program: StepProgram, flow: GradientFlow) -> Iterator[tuple[Task,
             yield task, (StepNode(kind, task.site, "", task.micro_batch, number),)
 
 
-def _of_resharding(task: Task, read: Value, made: Value, flow: GradientFlow) -> StepNode:
-    kind, site = _KINDS_OF_RESHARDINGS[task.site.kind, task.direction], made.site
+def _of_resharding(task: Task, read: Value, result: Value, flow: GradientFlow) -> StepNode:
+    kind, site = _KINDS_OF_RESHARDINGS[task.site.kind, task.direction], result.site
     if kind == ROWS:
         return StepNode(kind, Site(OPERATOR, flow.view.graph.producers[site.name].name), "", read.micro_batch)
-    return StepNode(kind, site, flow.resharded_tensor(site).name, task.micro_batch, made.backward_pass)
+    return StepNode(kind, site, flow.resharded_tensor(site).name, task.micro_batch, result.backward_pass)
 
 
 class _Building:
@@ -222,9 +222,9 @@ class _Building:
                 self._add(task, tuple(node._replace(stage=number) for node in nodes), self._pass_at(index))
         for join, run in self._ends.items():
             before = [run._replace(work=work) for work in _WORKS[: _WORKS.index(run.work) + 1]]
-            those = [node for each in before for node in self._nodes_of.get(each, ())]
-            waited_for = {before for node in those for before in self.waits[node]}
-            self.waits[join] = dict.fromkeys(node for node in those if node not in waited_for)
+            last_nodes = [node for earlier in before for node in self._nodes_of.get(earlier, ())]
+            waited_for = {before for node in last_nodes for before in self.waits[node]}
+            self.waits[join] = dict.fromkeys(node for node in last_nodes if node not in waited_for)
         if self._summing:
             join = StepNode(JOIN, Site(OPERATOR, "all gradients"))
             self.waits[join] = self._all_gradients
@@ -264,7 +264,7 @@ class _Building:
             self._written[variable] = node
         if run is not None and task.micro_batch >= 0:
             before = self._before.get(run)
-            begins = not any(self._pass_of.get(each) == run for each in needs)
+            begins = not any(self._pass_of.get(need) == run for need in needs)
             if begins and before is not None and before[:2] != run[:2]:
                 needs[self._end_of(before)] = None
             self._pass_of[node] = run
@@ -288,9 +288,9 @@ class _Building:
 
     def _sorted(self) -> StepGraph:
         """Return the nodes in topological order; of several that could come next the one that was added first."""
-        added = list(self.waits)
-        number = {node: i for i, node in enumerate(added)}
-        sorter = TopologicalSorter({i: [number[before] for before in self.waits[node]] for i, node in enumerate(added)})
+        unsorted = list(self.waits)
+        number = {node: i for i, node in enumerate(unsorted)}
+        sorter = TopologicalSorter({i: [number[before] for before in self.waits[node]] for i, node in enumerate(unsorted)})
         sorter.prepare()
         heap: list[int] = []
         position: dict[int, int] = {}
@@ -300,7 +300,7 @@ class _Building:
             first = heappop(heap)
             position[first] = len(position)
             sorter.done(first)
-        nodes = tuple(added[i] for i in position)
+        nodes = tuple(unsorted[i] for i in position)
         waits_for = tuple(tuple(sorted(position[number[before]] for before in self.waits[node])) for node in nodes)
         by_operator: dict[str, list[int]] = {}
         by_tensor: dict[str, list[int]] = {}
@@ -314,14 +314,14 @@ class _Building:
     def _decided_by(self, node: StepNode) -> set[str]:
         """Return the names of the operators on whose configs a node's actions depend."""
         graph = self.stages[node.stage].view.graph
-        operators, found = graph.operators, set()
+        operators, names = graph.operators, set()
         if node.tensor:
             producer = graph.producers[node.tensor]
-            found.add(producer.updates or producer.name)
+            names.add(producer.updates or producer.name)
         if node.site.name in operators and node.site.kind in (OPERATOR, OPERAND):
-            found.add(operators[node.site.name].updates or node.site.name)
-        return found
+            names.add(operators[node.site.name].updates or node.site.name)
+        return names
 
 
 def _frozen(numbers: dict[str, list[int]]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(each) for name, each in numbers.items()}
+    return {name: tuple(values) for name, values in numbers.items()}

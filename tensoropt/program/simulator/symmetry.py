@@ -148,12 +148,12 @@ def _flow(topology: Topology, mesh: Mesh, axes: Axes, pattern: str) -> Flow:
         for link in loads[-1]:
             joined.merge(number, first_user.setdefault(link, number))
     components, of_device = [], [0] * mesh.n_devices
-    for number, those in enumerate(sorted(map(sorted, joined.subsets()))):
+    for number, subset in enumerate(sorted(map(sorted, joined.subsets()))):
         total = Counter[int]()
-        for each in those:
-            total.update(loads[each])
-        members = tuple(sorted(rank for each in those for rank in groups[each]))
-        components.append(Component(members, total, max(latencies[each] for each in those)))
+        for index in subset:
+            total.update(loads[index])
+        members = tuple(sorted(rank for index in subset for rank in groups[index]))
+        components.append(Component(members, total, max(latencies[index] for index in subset)))
         for rank in members:
             of_device[rank] = number
     return Flow(tuple(components), tuple(of_device))
@@ -166,8 +166,8 @@ def _sends(pattern: str, mesh: Mesh, axes: Axes, group: tuple[int, ...]) -> Iter
         return
     along = [axes] if pattern == PAIRS else [(axis,) for axis in axes]
     for source in group:
-        for those in along:
-            yield from ((source, target) for target in mesh.group(those, source) if target != source)
+        for part in along:
+            yield from ((source, target) for target in mesh.group(part, source) if target != source)
 
 
 def _numbered(values: Iterable[Hashable]) -> list[int]:
@@ -177,7 +177,7 @@ def _numbered(values: Iterable[Hashable]) -> list[int]:
 
 
 def _members(colours: list[int]) -> tuple[tuple[int, ...], ...]:
-    found: dict[int, list[int]] = {}
+    by_colour: dict[int, list[int]] = {}
     for number, colour in enumerate(colours):
-        found.setdefault(colour, []).append(number)
-    return tuple(tuple(each) for each in found.values())
+        by_colour.setdefault(colour, []).append(number)
+    return tuple(tuple(numbers) for numbers in by_colour.values())

@@ -50,7 +50,7 @@ class StepTimeline:
     @property
     def makespan_ns(self) -> int:
         """The time from the beginning of the step to the end of its last task."""
-        return max((each.end_ns for each in self.times), default=0)
+        return max((times.end_ns for times in self.times), default=0)
 
     @property
     def resources(self) -> tuple[Resource, ...]:
@@ -78,8 +78,8 @@ class StepTimeline:
     def title(self, task: SimulatedTask) -> str:
         """Return what a task is, as text."""
         node, action = self.graph.nodes[task.key.node], self.action(task)
-        what = node.kind if action is None or action.kind == COMPUTE else action.kind
-        return f"{what} {node.name} for {self.operator(node)}" if node.tensor else f"{what} {node.name}"
+        kind = node.kind if action is None or action.kind == COMPUTE else action.kind
+        return f"{kind} {node.name} for {self.operator(node)}" if node.tensor else f"{kind} {node.name}"
 
     def critical_path(self) -> list[PathPart]:
         """Return the tasks of which each had to wait for the one before, from the beginning to the end of the step.
@@ -94,7 +94,7 @@ class StepTimeline:
             device = self.tasks[number].device
             if device is not None:
                 on_device.setdefault(device, []).append(number)
-        before = {after: first for those in on_device.values() for first, after in pairwise(those)}
+        before = {after: first for numbers in on_device.values() for first, after in pairwise(numbers)}
         at: int | None = max(range(len(self.tasks)), key=lambda n: (self.times[n].end_ns, -n))
         parts: list[PathPart] = []
         while at is not None:
@@ -105,7 +105,7 @@ class StepTimeline:
             if times.start_ns == 0:
                 break
             if times.start_ns == times.ready_ns:
-                at = next(each for each in task.waits_for if self.times[each].end_ns == times.ready_ns)
+                at = next(source for source in task.waits_for if self.times[source].end_ns == times.ready_ns)
             else:
                 at = before[at]
         return parts[::-1]

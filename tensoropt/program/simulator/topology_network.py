@@ -61,8 +61,8 @@ class TopologyNetwork:
             slowest = self._topology.slowest(self._mesh.n_devices)  # whose time it is
             return tuple(Work((i,), ((i, round(action.time_ns * slowest / speed)),)) for i, speed in enumerate(speeds))
         axes = tuple(sorted(action.axes))
-        found = [self._of_pattern(pattern, axes, action) for pattern in _PATTERNS[action.kind]]
-        works = min(found, key=lambda works: max(_alone_ns(work) for work in works))
+        candidates = [self._of_pattern(pattern, axes, action) for pattern in _PATTERNS[action.kind]]
+        works = min(candidates, key=lambda works: max(_alone_ns(work) for work in works))
         if not action.of_bucket:
             return works
         return tuple(

@@ -65,12 +65,12 @@ def check_apart(output: str | Path, option: str, *others: str | Path | None) -> 
 def files_read(arguments: argparse.Namespace) -> list[str | Path]:
     """Return the names of the model's file and the hardware's; a zoo model's and shipped hardware's are no file's."""
     named = (arguments.model, arguments.model.rpartition(":")[0], arguments.cluster)
-    return [each for each in named if each]
+    return [name for name in named if name]
 
 
 def printable(text: str) -> str:
     """Return a text with control characters written out: names in files could move a terminal's cursor by them."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def answer(arguments: argparse.Namespace, value: dict[str, Any], text: str) -> int:

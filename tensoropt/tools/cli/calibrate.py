@@ -111,8 +111,8 @@ def _measured(processes: Processes, seconds: float, keep: Callable[[Hardware], N
         deadline = time.monotonic() + seconds * (1 - OF_FIRST - OF_COLLECTIVES)
         is_quick = seconds * OF_COLLECTIVES < QUICK_S
         calibration = Calibration(processes, unfinished, store, deadline, is_quick, partial(display.update, "operators"))
-        for each in calibration.rated():
-            hardware = each
+        for estimate in calibration.rated():
+            hardware = estimate
             keep(hardware)
     store.close()
     with display.phase("collectives again"):

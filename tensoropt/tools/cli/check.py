@@ -98,9 +98,9 @@ def comparison_text(check: PlanCheck) -> str:
         (f"the {MOST_WRONG} edges most wrong, by where they lead", check.edges, MOST_WRONG),
     ):
         if rows:
-            chosen = sorted(rows, key=lambda row: -row.off)[:count]
-            shown = [[*_times(row), str(row.count)] for row in chosen]
-            parts.append(tabulate(shown, (title, "predicted", "measured", "error", "times"), disable_numparse=True))
+            worst = sorted(rows, key=lambda row: -row.off)[:count]
+            cells = [[*_times(row), str(row.count)] for row in worst]
+            parts.append(tabulate(cells, (title, "predicted", "measured", "error", "times"), disable_numparse=True))
     return "\n\n".join(parts)
 
 

@@ -38,8 +38,8 @@ def configured_of(arguments: argparse.Namespace, clusters: list[Hardware] | None
         clusters = clusters or [resolve(name.strip()) for name in arguments.cluster.split(",")]
     except HardwareError as error:
         raise InputError(str(error)) from error
-    given = None if arguments.parallelism is None else [text.strip() for text in arguments.parallelism.split(",")]
-    return configurations(clusters, given and [int(text) if text.isdecimal() else text for text in given])
+    counts = None if arguments.parallelism is None else [text.strip() for text in arguments.parallelism.split(",")]
+    return configurations(clusters, counts and [int(text) if text.isdecimal() else text for text in counts])
 
 
 def batches_of(arguments: argparse.Namespace) -> list[int | None]:

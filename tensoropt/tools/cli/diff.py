@@ -24,6 +24,6 @@ def run(arguments: argparse.Namespace) -> int:
     check_json_path(arguments, arguments.before, arguments.after)
     before, after = (read_points(file) for file in (arguments.before, arguments.after))
     with reading_value("file", f"{arguments.before}' or '{arguments.after}"):
-        told = differences(before, after)
-        text = differences_text(told)
-    return answer(arguments, told, text)
+        facts = differences(before, after)
+        text = differences_text(facts)
+    return answer(arguments, facts, text)

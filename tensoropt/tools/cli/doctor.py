@@ -38,8 +38,8 @@ class Page:
     missing: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        found = [*self.lines, *(("missing", each) for each in self.missing or ["nothing"])]
-        return "\n".join(f"{title:<12} {text}" for title, text in found)
+        rows = [*self.lines, *(("missing", item) for item in self.missing or ["nothing"])]
+        return "\n".join(f"{title:<12} {text}" for title, text in rows)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,24 +101,24 @@ def _ranks(page: Page) -> Any:
 def _gpus(page: Page, processes: Any, tf: Any) -> list[Gpu]:
     """Tell which GPU each rank has, or which GPUs a process alone sees, and if TensorFlow can't use them."""
     try:
-        found = list(processes.gpus) if processes is not None and processes.size > 1 else list(visible_gpus())
+        gpus = list(processes.gpus) if processes is not None and processes.size > 1 else list(visible_gpus())
     except TensorOptError as error:
         page.missing.append(str(error))
         return []
-    if not found:
+    if not gpus:
         page.lines.append(("GPUs", "none"))
         return []
-    for number, gpu in enumerate(found):
+    for number, gpu in enumerate(gpus):
         rank = f"rank {number}: " if processes is not None and processes.size > 1 else ""
         page.lines.append(("GPUs", f"{rank}{gpu}, CUDA_VISIBLE_DEVICES={gpu.visible_as}"))
-    if len(found) > 1 and (processes is None or processes.size == 1):
-        n_gpus = len(found)
+    if len(gpus) > 1 and (processes is None or processes.size == 1):
+        n_gpus = len(gpus)
         page.missing.append(f"ranks: {counted(n_gpus, 'GPU')} want as many; tensoropt run -n {n_gpus} SCRIPT uses them all")
     if tf is not None and not tf.test.is_built_with_cuda():
         page.missing.append("a TensorFlow for GPUs: pip uninstall tensorflow-cpu, then pip install 'tensorflow[and-cuda]'")
     elif tf is not None and not tf.config.list_physical_devices("GPU"):
         page.missing.append("TensorFlow sees no GPU: CUDA's libraries or the driver don't fit it (see CUDA above)")
-    return found
+    return gpus
 
 
 def _cuda(page: Page, tf: Any) -> None:
@@ -126,11 +126,11 @@ def _cuda(page: Page, tf: Any) -> None:
     if not tf.test.is_built_with_cuda():
         return
     folders = [Path(folder, "nvidia") for folder in sys.path if folder]
-    found = {name: _has_library(name, folders) for name in CUDA_LIBRARIES}
-    states = (f"{name} {'found' if is_there else 'missing'}" for name, is_there in found.items())
+    libraries = {name: _has_library(name, folders) for name in CUDA_LIBRARIES}
+    states = (f"{name} {'found' if is_there else 'missing'}" for name, is_there in libraries.items())
     page.lines.append(("CUDA", ", ".join(states)))
-    if not all(found.values()):
-        lacking = ", ".join(name for name, is_there in found.items() if not is_there)
+    if not all(libraries.values()):
+        lacking = ", ".join(name for name, is_there in libraries.items() if not is_there)
         page.missing.append(f"{lacking}: pip install 'tensorflow[and-cuda]' brings CUDA's libraries and NCCL")
 
 
@@ -150,8 +150,8 @@ def _collectives(page: Page, processes: Any) -> None:
     from ...runtime.execute import EMULATED, checked_collectives
 
     collectives = checked_collectives(None)
-    asked = os.environ.get("TENSOROPT_COLLECTIVES")
-    why = f"TENSOROPT_COLLECTIVES={asked}" if asked else "the default, TENSOROPT_COLLECTIVES isn't set"
+    setting = os.environ.get("TENSOROPT_COLLECTIVES")
+    why = f"TENSOROPT_COLLECTIVES={setting}" if setting else "the default, TENSOROPT_COLLECTIVES isn't set"
     page.lines.append(("collectives", f"{collectives} ({why})"))
     if processes.size > 1 and collectives != EMULATED:
         time_s = _time_of_sum(processes, collectives)

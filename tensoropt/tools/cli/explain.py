@@ -38,9 +38,9 @@ def run(arguments: argparse.Namespace) -> int:
     rows = read_points(arguments.file)
     with reading_value("file", arguments.file):
         point = _point(rows, arguments.point, limit)
-        told = explanation(rows.plan(point), *rows.facts_of(point))
-        text = explanation_text(told)
-    return answer(arguments, told, text)
+        facts = explanation(rows.plan(point), *rows.facts_of(point))
+        text = explanation_text(facts)
+    return answer(arguments, facts, text)
 
 
 def _point(frontier: FrontierRows, number: str | None, limit_bytes: int | None) -> int:

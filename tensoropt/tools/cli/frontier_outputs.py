@@ -101,16 +101,16 @@ def check_outputs(files: Mapping[str, Path | None], read: Sequence[str | Path]) 
         InputError: one can't be written, two are the same, one would replace a file that is read, or Matplotlib can't draw
             the picture.
     """
-    given = {argument: file for argument, file in files.items() if file is not None}
-    for argument, file in given.items():
+    outputs = {argument: file for argument, file in files.items() if file is not None}
+    for argument, file in outputs.items():
         check_writable(file, OUTPUTS[argument])
         check_apart(file, argument, *read)
-    if len({file.resolve() for file in given.values()}) < len(given):
+    if len({file.resolve() for file in outputs.values()}) < len(outputs):
         *others, last = files
         raise InputError(f"{', '.join(others)} and {last} name the same file; give each its own")
-    if "--plot" in given:
-        _check_picture(given["--plot"])
-    if "--report" in given:
+    if "--plot" in outputs:
+        _check_picture(outputs["--plot"])
+    if "--report" in outputs:
         check_report()
 
 
@@ -121,8 +121,8 @@ def _check_picture(file: Path) -> None:
         raise InputError("--plot needs Matplotlib; install it: pip install matplotlib") from error
     kinds = FigureCanvasAgg.get_supported_filetypes()
     if file.suffix.lower().removeprefix(".") not in kinds:
-        known = ", ".join(sorted(kinds))
-        raise InputError(f"picture '{file}' has a suffix that Matplotlib doesn't know; expected one of {known}")
+        suffixes = ", ".join(sorted(kinds))
+        raise InputError(f"picture '{file}' has a suffix that Matplotlib doesn't know; expected one of {suffixes}")
 
 
 def write_frontier(
@@ -130,21 +130,21 @@ def write_frontier(
     frontier: PlanFrontier,
     chosen: int | None,
     display: Display,
-    known: Mapping[str, ModelFrontier] | None = None,
+    baselines: Mapping[str, ModelFrontier] | None = None,
 ) -> None:
     """Write the frontier's file and its report, as far as they are asked for.
 
     Args:
         chosen: the number of the point that was chosen.
-        known: baselines that were found already, by name.
+        baselines: those that were found already, by name.
     """
     file = getattr(arguments, "frontier", None)
     if file is None and arguments.report is None:
         return
-    names = baselines_of(arguments) if known is None else tuple(known)
+    names = baselines_of(arguments) if baselines is None else tuple(baselines)
     with display.phase("writing of the frontier"):
-        given = {"baselines": names, "progress": display.update, "known": known}
-        saved = frontier.with_details(os.path.basename(arguments.model), chosen, **given)
+        options = {"baselines": names, "progress": display.update, "known": baselines}
+        saved = frontier.with_details(os.path.basename(arguments.model), chosen, **options)
         if file is not None:
             saved.save(file, display.update, chosen)
         if arguments.report is not None:

@@ -32,6 +32,6 @@ def run(arguments: argparse.Namespace) -> int:
     check_json_path(arguments, arguments.frontier)
     frontier = read_frontier(arguments.frontier)
     with reading_value("frontier", arguments.frontier):
-        told = selected(frontier, limit, int(arguments.top))
-        text = selected_text(told)
-    return answer(arguments, told, text)
+        facts = selected(frontier, limit, int(arguments.top))
+        text = selected_text(facts)
+    return answer(arguments, facts, text)

@@ -19,5 +19,5 @@ def ranks_by_default(environ: Mapping[str, str] = os.environ, gpus: Path = _GPUS
     n_gpus = len(list(gpus.iterdir())) if gpus.is_dir() else 0
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        n_gpus = min(n_gpus, len([each for each in visible.split(",") if each.strip() not in ("", "-1")]))
+        n_gpus = min(n_gpus, len([device for device in visible.split(",") if device.strip() not in ("", "-1")]))
     return max(1, n_gpus)

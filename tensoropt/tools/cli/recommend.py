@@ -56,30 +56,30 @@ def run(arguments: argparse.Namespace) -> int:
     from ...report.reading import is_of_these, read_as
     from ...report.recommendation import of_curve, of_frontier, recommendation_text
 
-    wanted = _wanted(arguments)
+    conditions = _conditions(arguments)
     check_json_path(arguments, arguments.subject)
     if is_of_these(arguments.subject):
         for name in ("optimizer", "batch", "parallelism", "batch_per_device", "largest"):
             if getattr(arguments, name) is not None:
                 option = name.replace("_", "-")
                 raise InputError(f"'{arguments.subject}' is searched: leave out --{option}, or give the model")
-        told = read_as(
+        advice = read_as(
             arguments.subject,
-            frontier=lambda value: of_frontier(FrontierRows(value), wanted),
-            curve=lambda value: of_curve(value, wanted),
+            frontier=lambda value: of_frontier(FrontierRows(value), conditions),
+            curve=lambda value: of_curve(value, conditions),
         )
-        if arguments.cluster not in (None, told["cluster"]):
+        if arguments.cluster not in (None, advice["cluster"]):
             raise InputError(
-                f"'{arguments.subject}' is for the cluster {told['cluster']}, got --cluster {arguments.cluster}; leave it "
+                f"'{arguments.subject}' is for the cluster {advice['cluster']}, got --cluster {arguments.cluster}; leave it "
                 "out, or give the model"
             )
     else:
-        told = of_curve(_searched_curve(arguments, wanted), wanted)
-    answer(arguments, told, recommendation_text(told))
-    return 0 if told["devices"] is not None else 1
+        advice = of_curve(_searched_curve(arguments, conditions), conditions)
+    answer(arguments, advice, recommendation_text(advice))
+    return 0 if advice["devices"] is not None else 1
 
 
-def _wanted(arguments: argparse.Namespace) -> Wanted:
+def _conditions(arguments: argparse.Namespace) -> Wanted:
     """Return what devices have to meet.
 
     Raises:
@@ -98,14 +98,14 @@ def _wanted(arguments: argparse.Namespace) -> Wanted:
     )
 
 
-def _amount(text: str, option: str, such: str) -> float:
+def _amount(text: str, option: str, example: str) -> float:
     match = re.fullmatch(r"([\d.]+(e\+?\d+)?)([A-Z]{3})?", text.strip())
     if match is None or match[1].count(".") > 1 or not float(match[1]):
-        raise InputError(f"{option} takes an amount above 0, such as {such}, got {short(text)}")
+        raise InputError(f"{option} takes an amount above 0, such as {example}, got {short(text)}")
     return float(match[1])
 
 
-def _searched_curve(arguments: argparse.Namespace, wanted: Wanted) -> dict[str, Any]:
+def _searched_curve(arguments: argparse.Namespace, conditions: Wanted) -> dict[str, Any]:
     """Return the curve of a model, of the largest one that does where that is asked for; print each point at once.
 
     Raises:
@@ -118,17 +118,17 @@ def _searched_curve(arguments: argparse.Namespace, wanted: Wanted) -> dict[str, 
     configured, size, name = configured_of(arguments), arguments.largest, arguments.subject
     if not size:
         with workers_of(len(configured) * len(batches_of(arguments))):
-            return _curve(arguments, wanted, configured, name)
+            return _curve(arguments, conditions, configured, name)
     if size != "batch" and name.endswith(".keras"):
         raise InputError(f"--largest takes batch, or a size of a model's function, got {short(size)} of a file; give batch")
-    configured = [max(configured, key=lambda each: each[1])]
+    configured = [max(configured, key=lambda pair: pair[1])]
     step, curves = configured[0][1] if size == "batch" else 1, dict[int, dict[str, Any]]()
 
     def does(value: int) -> bool:
         of_size = name if size == "batch" else f"{name}{',' if '=' in name.rpartition(':')[2] else ':'}{size}={value}"
         batch = value if size == "batch" else None
-        curves[value] = _curve(arguments, wanted, configured, of_size, batch, f"{size} {value}: ")
-        return of_curve(curves[value], wanted)["devices"] is not None
+        curves[value] = _curve(arguments, conditions, configured, of_size, batch, f"{size} {value}: ")
+        return of_curve(curves[value], conditions)["devices"] is not None
 
     fits = largest(does, step)
     if fits is None:
@@ -156,7 +156,7 @@ def _tell(arguments: argparse.Namespace, text: str) -> None:
 
 
 def _curve(
-    arguments: argparse.Namespace, wanted: Wanted, configured: list[tuple[Hardware, int]], name: str,
+    arguments: argparse.Namespace, conditions: Wanted, configured: list[tuple[Hardware, int]], name: str,
     batch: int | None = None, before: str = "",
 ) -> dict[str, Any]:  # fmt: skip
     """Return the curve of a model, with a batch or its own, as a JSON value; ``before`` is put before each printed point."""
@@ -178,7 +178,7 @@ def _curve(
         with display.phase("recording of the model"):
             return record_named(name, arguments.optimizer, own or batch or arguments.batch).model
 
-    def asked(hardware: Hardware, own: int | None) -> Request:
+    def request(hardware: Hardware, own: int | None) -> Request:
         model, limit = recorded(own), limit_of(arguments.memory, hardware)
         return Request(
             model, hardware, limit, assumed=assumptions(hardware, model), progress=display.update, placed=model.placed,
@@ -186,6 +186,6 @@ def _curve(
         )  # fmt: skip
 
     with display.phase("search for a plan"):
-        points = [(asked(hardware, each and each * count), count) for each in batches for hardware, count in configured]
-        told = profiling(points, lambda one: _tell(arguments, before + row_text(of_curve(one.to_json(), wanted))))
-    return told.to_json()
+        points = [(request(hardware, size and size * count), count) for size in batches for hardware, count in configured]
+        curve = profiling(points, lambda point: _tell(arguments, before + row_text(of_curve(point.to_json(), conditions))))
+    return curve.to_json()

@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         data = report_of(rows, file.name, measured=measured, curve=curve)
     write_report(data, output)
     size = output.stat().st_size / 1e6
-    told = f"wrote {output}: {counted(len(rows), 'point')}, {size:.1f} MB; open it in a browser"
+    text = f"wrote {output}: {counted(len(rows), 'point')}, {size:.1f} MB; open it in a browser"
     if arguments.json == PRINTED:
         return answer(arguments, data, "")
-    return answer(arguments, data, told)
+    return answer(arguments, data, text)

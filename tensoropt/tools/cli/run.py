@@ -61,24 +61,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "tensoropt run [-n N] [OPTION ...] [--] SCRIPT [ARGUMENT ...], or -m MODULE [ARGUMENT ...]"
     of_ranks = "number of ranks (devices); default: the hosts' slots, the batch system's tasks, this machine's GPUs, or 1"
     parser.add_argument("-n", type=int, metavar="N", dest="n_ranks", help=of_ranks)
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument(
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument(
         "--host", metavar="HOST:SLOTS[,...]", help="the hosts to run on; default: the batch system's, or this one"
     )
-    where.add_argument("--hostfile", type=Path, metavar="FILE", help="a file of hosts, read at each start: alpha slots=4")
+    place.add_argument("--hostfile", type=Path, metavar="FILE", help="a file of hosts, read at each start: alpha slots=4")
     watched = "a hostfile, or this host's number of slots, which is watched: the run is saved and goes on with as many ranks"
-    where.add_argument("--slots", type=Path, metavar="FILE", help=watched)
+    place.add_argument("--slots", type=Path, metavar="FILE", help=watched)
     parser.add_argument(
         "--report", type=Path, metavar="OUT.html", help="write a page on the plan that the script runs, for a browser"
     )
     parser.add_argument("--collectives", metavar="NAME", help="how ranks communicate: mpi, tensorflow or horovod")
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument(
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument(
         "--as-written",
         action="store_true",
         help="leave the script's Keras models to its own calls, as for a script that imports tensoropt or mpi4py",
     )
-    how.add_argument(
+    mode.add_argument(
         "--or-plain", action="store_true", help="run the script by plain Keras, from its beginning, if a model is refused"
     )
     parser.add_argument("--fresh", action="store_true", help="put the run in --checkpoint aside, and begin at the beginning")
@@ -213,10 +213,10 @@ def _is_for_ranks(file: Path | None) -> bool:
     if file is None:
         return False
     nodes = list(ast.walk(ast.parse(file.read_bytes(), str(file))))
-    imported = {each.name: each.asname or each.name for node in nodes if isinstance(node, ast.Import) for each in node.names}
+    imported = {item.name: item.asname or item.name for node in nodes if isinstance(node, ast.Import) for item in node.names}
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            imported |= {f"{node.module}.{each.name}": "" for each in node.names}
+            imported |= {f"{node.module}.{item.name}": "" for item in node.names}
     packages = {name.partition(".")[0] for name in imported}
     used = {name.split(".")[1] for name in imported if name.startswith("tensoropt.")}
     own = imported.get("tensoropt")
@@ -257,25 +257,25 @@ def _survival(arguments: argparse.Namespace) -> Survival | None:
     Raises:
         InputError: an option has a wrong value, or is for another one that isn't given.
     """
-    given = {name: getattr(arguments, name) for name in OF_SURVIVING if getattr(arguments, name) is not None}
-    folder = given.get("checkpoint")
-    if folder is None and (arguments.fresh or {"every", "keep", "requeue_code"} & given.keys()):
+    options = {name: getattr(arguments, name) for name in OF_SURVIVING if getattr(arguments, name) is not None}
+    folder = options.get("checkpoint")
+    if folder is None and (arguments.fresh or {"every", "keep", "requeue_code"} & options.keys()):
         raise InputError("--every, --keep, --requeue-code and --fresh are for runs that are saved; give --checkpoint DIR")
-    if not given and arguments.slots is None:
+    if not options and arguments.slots is None:
         return None
 
     def number(name: str, default: int, least: int, most: int = sys.maxsize) -> int:
-        text = given.get(name, str(default))
+        text = options.get(name, str(default))
         if not text.isdecimal() or not least <= int(text) <= most:
-            which = f"{least} or more" if most == sys.maxsize else f"{least} to {most}"
-            raise InputError(f"--{name.replace('_', '-')} takes a whole number, {which}, got {text!r}")
+            bounds = f"{least} or more" if most == sys.maxsize else f"{least} to {most}"
+            raise InputError(f"--{name.replace('_', '-')} takes a whole number, {bounds}, got {text!r}")
         return int(text)
 
     def seconds(name: str, default: str) -> float:
-        return parse_time_us(given.get(name, default), f"--{name}") / 1e6
+        return parse_time_us(options.get(name, default), f"--{name}") / 1e6
 
     least = arguments.n_ranks if arguments.slots is None else 1
-    every, min_ranks = given.get("every", "10min"), number("min_ranks", least, 1)
+    every, min_ranks = options.get("every", "10min"), number("min_ranks", least, 1)
     Interval.of(every)
     if min_ranks > arguments.n_ranks:
         raise InputError(f"--min-ranks {min_ranks} is more than -n {arguments.n_ranks}, the ranks that there are")
@@ -296,7 +296,7 @@ def _survival(arguments: argparse.Namespace) -> Survival | None:
         cooldown_s=seconds("cooldown", "10min"),
         grace_s=seconds("grace", "25s"),
         leaving_code=number("requeue_code", 75, 1, 255),
-        json=None if "json" not in given else Path(given["json"]),
+        json=None if "json" not in options else Path(options["json"]),
     )
 
 

@@ -153,13 +153,13 @@ def parse_seconds(text: str) -> float:
     return seconds
 
 
-def _amount(text: str, argument: str, what: str) -> float:
+def _amount(text: str, argument: str, noun: str) -> float:
     try:
         amount = float(text.removesuffix("%"))
     except ValueError:
         amount = -1.0
     if not 0 <= amount < math.inf:
-        raise InputError(f"{argument} takes a {what} of at least 0, got {short(text)}")
+        raise InputError(f"{argument} takes a {noun} of at least 0, got {short(text)}")
     return amount
 
 
@@ -220,7 +220,7 @@ def _search(arguments: argparse.Namespace, during: contextlib.ExitStack) -> bool
         from ...search.asked import Request, assumptions, checked_micro_batches
         from ...search.problem.splittable import check_usable
         from ..offline import record_named
-        from .search_outputs import write_found
+        from .search_outputs import write_result
         from .search_report import SearchSetup, introduction
     clusters = list({hardware.name: hardware for hardware, _ in configured}.values())
     for hardware in clusters:
@@ -258,18 +258,18 @@ def _search(arguments: argparse.Namespace, during: contextlib.ExitStack) -> bool
         )
 
     with display.phase("search for a plan"):
-        batches = [(hardware, count, each and each * count) for each in per_device for hardware, count in configured]
-        asked = [(request_of(recorded_with(batch), hardware), count) for hardware, count, batch in batches]
-        found = _find(arguments, asked)
+        batches = [(hardware, count, batch and batch * count) for batch in per_device for hardware, count in configured]
+        requests = [(request_of(recorded_with(batch), hardware), count) for hardware, count, batch in batches]
+        result = _find(arguments, requests)
     compared = None
-    if isinstance(found, Curve) and is_of_cost:
-        for name in sorted({point.cluster for point in found.points if point.price_per_hour is None}):
+    if isinstance(result, Curve) and is_of_cost:
+        for name in sorted({point.cluster for point in result.points if point.price_per_hour is None}):
             print(f"note      {name} is left out: its hardware file has no price_per_hour")
-        found = found.of_time_and_cost()
-    if not isinstance(found, Curve):
-        found, compared = with_baselines(arguments, found, limit, display)
-    write_found(arguments, setup, found, compared, display)
-    return not isinstance(found, Curve) and found.frontier.is_interrupted
+        result = result.of_time_and_cost()
+    if not isinstance(result, Curve):
+        result, compared = with_baselines(arguments, result, limit, display)
+    write_result(arguments, setup, result, compared, display)
+    return not isinstance(result, Curve) and result.frontier.is_interrupted
 
 
 def _whole_number(text: str) -> int:
@@ -355,15 +355,15 @@ def hardware_of(arguments: argparse.Namespace) -> Hardware:
     return default_cluster(positive_number(arguments.devices, "--devices"))
 
 
-def positive_number(text: str, argument: str, what: str = "devices") -> int:
-    """Return the number of devices, or of ``what``, that a text gives.
+def positive_number(text: str, argument: str, noun: str = "devices") -> int:
+    """Return the number of devices, or of what ``noun`` says, that a text gives.
 
     Raises:
         InputError: the text is no positive whole number; ``argument`` is named in the message.
     """
     number = _whole_number(text)
     if number < 1:
-        raise InputError(f"{argument} takes a positive number of {what}, got {short(text)}")
+        raise InputError(f"{argument} takes a positive number of {noun}, got {short(text)}")
     return number
 
 
@@ -387,10 +387,10 @@ def default_cluster(n_devices: int) -> Hardware:
 
 def _check_outputs(arguments: argparse.Namespace) -> None:
     if arguments.option == "profiling":
-        for file, what in ((arguments.plan, "plan"), (arguments.frontier, "frontier"), (arguments.report, "report")):
+        for file, noun in ((arguments.plan, "plan"), (arguments.frontier, "frontier"), (arguments.report, "report")):
             if file is not None:
                 raise InputError(
-                    f"--option profiling makes a curve and no {what}; leave out --{what}, or write the curve by --json"
+                    f"--option profiling makes a curve and no {noun}; leave out --{noun}, or write the curve by --json"
                 )
     outputs = {"--plan": arguments.plan, "--frontier": arguments.frontier, "--json": arguments.json}
     check_outputs({**outputs, "--plot": arguments.plot, "--report": arguments.report}, files_read(arguments))

@@ -13,27 +13,27 @@ from .frontier_outputs import write_frontier
 from .search_report import SearchSetup, plot, result_json, result_text
 
 
-def write_found(
-    arguments: argparse.Namespace, setup: SearchSetup, found: Plan | Curve, compared: Comparison | None, display: Display
+def write_result(
+    arguments: argparse.Namespace, setup: SearchSetup, result: Plan | Curve, compared: Comparison | None, display: Display
 ) -> None:
     """Print what was found, and write the files that are asked for.
 
     Args:
         compared: the plan's frontier beside what baselines found; None where none were asked.
     """
-    print(result_text(setup, found))
+    print(result_text(setup, result))
     for note in () if compared is None else compared.notes_below():
         print(f"note      {note}")
-    if arguments.plan is not None and not isinstance(found, Curve):
-        found.save(arguments.plan)
-    if not isinstance(found, Curve):
-        assert found.frontier is not None, "a plan that was just found has its frontier"
+    if arguments.plan is not None and not isinstance(result, Curve):
+        result.save(arguments.plan)
+    if not isinstance(result, Curve):
+        assert result.frontier is not None, "a plan that was just found has its frontier"
         baselines = None if compared is None else compared.baselines
-        write_frontier(arguments, found.frontier, found.point, display, baselines)
+        write_frontier(arguments, result.frontier, result.point, display, baselines)
     if arguments.json is not None:
-        write_json(arguments.json, result_json(setup, found), "result")
+        write_json(arguments.json, result_json(setup, result), "result")
     if arguments.plot is not None:
-        plot(found, arguments.plot)
-    for written in (arguments.plan, arguments.frontier, arguments.json, arguments.plot, arguments.report):
-        if written is not None:
-            print(f"wrote {written}")
+        plot(result, arguments.plot)
+    for output in (arguments.plan, arguments.frontier, arguments.json, arguments.plot, arguments.report):
+        if output is not None:
+            print(f"wrote {output}")

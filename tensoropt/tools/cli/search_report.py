@@ -60,27 +60,27 @@ def introduction(setup: SearchSetup) -> str:
     return "\n".join(lines)
 
 
-def result_text(setup: SearchSetup, found: Plan | Curve) -> str:
+def result_text(setup: SearchSetup, result: Plan | Curve) -> str:
     """Return the frontier, how it was found, and the chosen plan, as text; or the curve as a table."""
-    if isinstance(found, Curve):
-        exact = "exact" if all(point.exact for point in found.points) else "not exact"
-        return f"\n{found.table()}\n\n{setup.algorithm}, {exact}"
-    frontier = _frontier_of(found)
-    notes = [note for note in (found.too_large(), found.hint) if note]
+    if isinstance(result, Curve):
+        exact = "exact" if all(point.exact for point in result.points) else "not exact"
+        return f"\n{result.table()}\n\n{setup.algorithm}, {exact}"
+    frontier = _frontier_of(result)
+    notes = [note for note in (result.too_large(), result.hint) if note]
     seconds = ", ".join(f"{phase} {value:.2f}" for phase, value in _seconds_by_phase(setup, frontier).items())
     text = "\n".join(
         [
-            f"\n{frontier.table(found.point)}\n",
+            f"\n{frontier.table(result.point)}\n",
             f"search    {setup.algorithm}: {frontier.summary()}",
-            *(f"space     {space(each)}" for each in frontier.without_stages[:1]),
+            *(f"space     {space(whole)}" for whole in frontier.without_stages[:1]),
             f"seconds   {seconds}",
-            *_operators_told(found),
-            f"plan      {found.summary()}",
-            _peak_told(found, frontier),
+            *_operators_text(result),
+            f"plan      {result.summary()}",
+            _peak_told(result, frontier),
             *(f"note      {note}" for note in notes),
         ]
     )
-    return "\n\n".join(filter(None, [text, found.stages_table()]))
+    return "\n\n".join(filter(None, [text, result.stages_table()]))
 
 
 def _peak_told(plan: Plan, frontier: PlanFrontier) -> str:
@@ -93,7 +93,7 @@ def _peak_told(plan: Plan, frontier: PlanFrontier) -> str:
     return f"peak      {memory_text(n_bytes)} per device at once: {', '.join(parts)}"
 
 
-def _operators_told(plan: Plan) -> list[str]:
+def _operators_text(plan: Plan) -> list[str]:
     """Return a line that says how many operators' times were measured; none if no operator was measured by itself."""
     stats = plan.assumed.get("operators")
     if not isinstance(stats, Mapping):
@@ -109,12 +109,12 @@ def space(frontier: ModelFrontier) -> str:
     return BASELINE_SPACES.get(searched) or described(searched)
 
 
-def result_json(setup: SearchSetup, found: Plan | Curve) -> dict[str, Any]:
+def result_json(setup: SearchSetup, result: Plan | Curve) -> dict[str, Any]:
     """Return the JSON value of a search result, or for ``profiling`` of a curve with what was searched; see FORMATS."""
     searched = {"model": setup.recorded.name, "algorithm": setup.algorithm, "optimizer": setup.optimizer}
-    if isinstance(found, Curve):
-        return {**found.to_json(), **searched}
-    return {"format": FORMAT, "version": VERSION, **searched, **_frontier_json(setup, found)}
+    if isinstance(result, Curve):
+        return {**result.to_json(), **searched}
+    return {"format": FORMAT, "version": VERSION, **searched, **_frontier_json(setup, result)}
 
 
 def _frontier_json(setup: SearchSetup, plan: Plan) -> dict[str, Any]:
@@ -124,9 +124,9 @@ def _frontier_json(setup: SearchSetup, plan: Plan) -> dict[str, Any]:
     the second objective that any plan with no more of the first objective could have, of those searched for it.
     """
     frontier = _frontier_of(plan)
-    found, phases = frontier.found, _seconds_by_phase(setup, frontier)
+    result, phases = frontier.found, _seconds_by_phase(setup, frontier)
     lower, gaps = frontier.bounds_ns, frontier.gaps
-    least_ns = found.time_ns.min() if found.bound is None else found.bound.time_ns.min()
+    least_ns = result.time_ns.min() if result.bound is None else result.bound.time_ns.min()
     of_bound = "bound_time_us" if frontier.objectives[1] == "time" else "bound_network_time_us"
     points = [{**frontier.row(number), of_bound: bound_ns / 1e3} for number, bound_ns in enumerate(lower.tolist())]
     whole = next(iter(frontier.without_stages), None)
@@ -140,10 +140,10 @@ def _frontier_json(setup: SearchSetup, plan: Plan) -> dict[str, Any]:
         "option": setup.option,
         "seconds": sum(phases.values()) - phases["record"],
         "seconds_by_phase": phases,
-        "exact": found.exact,
+        "exact": result.exact,
         "gap": None if gaps is None else {"median": float(np.median(gaps)), "worst": float(gaps.max())},
         "bound": {of_bound: int(least_ns) / 1e3},
-        "eliminations": dict(found.eliminations),
+        "eliminations": dict(result.eliminations),
         "left_out": list(frontier.left_out),
         "why_stages": frontier.why_stages,
         "turning_point": frontier.turning_number,
@@ -153,12 +153,12 @@ def _frontier_json(setup: SearchSetup, plan: Plan) -> dict[str, Any]:
     }
 
 
-def plot(found: Plan | Curve, file: Path) -> None:
+def plot(result: Plan | Curve, file: Path) -> None:
     """Draw the frontier with the chosen plan marked, or the curve."""
-    if isinstance(found, Curve):
-        write_picture(found.plot, file)
+    if isinstance(result, Curve):
+        write_picture(result.plot, file)
         return
-    frontier, point = found.frontier, found.point
+    frontier, point = result.frontier, result.point
     assert frontier is not None, "a plan that was just found has its frontier"
     write_picture(lambda axes: frontier.plot(axes=axes, chosen=point), file)
 

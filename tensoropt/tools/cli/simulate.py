@@ -59,18 +59,18 @@ def run(arguments: argparse.Namespace) -> int:
     return answer(arguments, simulation.to_json(), text)
 
 
-def _hardware(given: str | None, assumed: Any) -> Hardware:
+def _hardware(name: str | None, assumed: Any) -> Hardware:
     """Return the cluster that was given, or the shipped one that the plan was found for.
 
     Raises:
         InputError: there is no such hardware.
     """
     try:
-        if given is not None:
-            return resolve(given)
+        if name is not None:
+            return resolve(name)
         return resolve(assumed if isinstance(assumed, str) else "")
     except HardwareError as error:
-        if given is not None:
+        if name is not None:
             raise InputError(str(error)) from error
         raise InputError(
             f"the plan was found for the hardware {assumed!r}, which doesn't ship with TensorOpt; give its file, or another "

@@ -62,10 +62,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def timeline_table(ranks: Sequence[RankTimeline], each: Sequence[StepShares]) -> str:
+def timeline_table(ranks: Sequence[RankTimeline], rank_shares: Sequence[StepShares]) -> str:
     """Return a table of where each rank's step time goes."""
     titles = ("rank", "step ms", "operators ms", "in collectives ms", "of that overlap ms", "neither ms")
-    rows = [[rank.rank, *(us / 1e3 for us in astuple(share))] for rank, share in zip(ranks, each, strict=True)]
+    rows = [[rank.rank, *(us / 1e3 for us in astuple(share))] for rank, share in zip(ranks, rank_shares, strict=True)]
     return tabulate(rows, titles, floatfmt=",.3f")
 
 
