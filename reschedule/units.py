@@ -30,8 +30,8 @@ def units(mesh: Mesh) -> tuple[Axes, ...]:
     """Return the units of a mesh, in ascending order of their axes; each axis is in one unit."""
     if len(mesh.sizes) <= MOST_AXES:
         return tuple((axis,) for axis in mesh.axes)
-    alike = groupby(mesh.axes, key=lambda axis: (mesh.level_of_axis[axis], mesh.sizes[axis]))
-    return tuple(bundle for _, axes in alike for bundle in _bundles(tuple(axes)))
+    groups = groupby(mesh.axes, key=lambda axis: (mesh.level_of_axis[axis], mesh.sizes[axis]))
+    return tuple(bundle for _, axes in groups for bundle in _bundles(tuple(axes)))
 
 
 def _bundles(axes: Axes) -> Iterator[Axes]:
