@@ -149,7 +149,7 @@ class CollectiveCosts:
     """
 
     def __init__(self, hardware: Hardware, mesh: Mesh) -> None:
-        counts = [[level.count for level in each.levels] for each in (mesh, hardware.mesh(mesh.n_devices))]
+        counts = [[level.count for level in m.levels] for m in (mesh, hardware.mesh(mesh.n_devices))]
         if counts[0] != counts[1]:
             raise ValueError(
                 f"mesh {mesh} is not one of {hardware.name}: got levels of {counts[0]} units, expected {counts[1]}; "
@@ -220,8 +220,8 @@ class CollectiveCosts:
         measured = self.is_measured(kind, axes)
         local = "copied_bytes_per_s" if self.hardware.device.copied_bytes_per_s else "memory_bytes_per_s"
         field = "collectives" if measured else local if kind == "local" else "levels"
-        said = self.hardware.provenance.get(field, "source not given")
-        return f"{'measured' if measured else 'modelled'}: {said}"
+        text = self.hardware.provenance.get(field, "source not given")
+        return f"{'measured' if measured else 'modelled'}: {text}"
 
     def _modelled(self, kind: str, axes: tuple[int, ...]) -> LatencyLine:
         return modelled(self.hardware, self.mesh, kind, axes)
@@ -285,9 +285,9 @@ class OperatorCosts:
 
     def time_ns(self, work: WorkItem) -> int:
         """Return the time of one operator, forward and, where it has a backward pass, backward."""
-        known = self.measured.get(work.key) if work.key else None
-        if known is not None:
-            return round(known.time_us * self._ns_per_us)
+        sample = self.measured.get(work.key) if work.key else None
+        if sample is not None:
+            return round(sample.time_us * self._ns_per_us)
         ways = WAYS if work.n_gradients else WAYS[:1]
         return round(sum(self._unmeasured_us(work, way) for way in ways) * self._ns_per_us)
 
@@ -295,8 +295,8 @@ class OperatorCosts:
         """Return the part of :meth:`time_ns` that is the backward pass."""
         if not work.n_gradients:
             return 0
-        known = self.measured.get(work.key) if work.key else None
-        return round((self._unmeasured_us(work, BACKWARD) if known is None else known.backward_us) * self._ns_per_us)
+        sample = self.measured.get(work.key) if work.key else None
+        return round((self._unmeasured_us(work, BACKWARD) if sample is None else sample.backward_us) * self._ns_per_us)
 
     def predicted_us(self, work: WorkItem, way: str) -> float:
         """Return the predicted time of one way (forward or backward) of an operator, even if it has been measured."""

@@ -103,11 +103,11 @@ def _read(value: object) -> Hardware:
     """Read a hardware file, which may name one of :func:`named` as ``like``, and a name, price and watts of its own."""
     if not isinstance(value, dict) or "like" not in value:
         return Hardware.from_json(value)
-    given = checks.fields(value, "", ("format", "version", "like"), ("name", "price_per_hour", "watts"))
-    check_format(given)
-    described = named(checks.text(given["like"], "like"))
-    device = replace(described.device, watts=given.get("watts", described.device.watts))
-    name, price = given.get("name", described.name), given.get("price_per_hour")
+    fields = checks.fields(value, "", ("format", "version", "like"), ("name", "price_per_hour", "watts"))
+    check_format(fields)
+    described = named(checks.text(fields["like"], "like"))
+    device = replace(described.device, watts=fields.get("watts", described.device.watts))
+    name, price = fields.get("name", described.name), fields.get("price_per_hour")
     return replace(described, name=name, price_per_hour=price, device=device)
 
 
@@ -119,8 +119,8 @@ def part_of(hardware: Hardware, machines: int, devices: int) -> Hardware:
     """
     counts = [level.count for level in hardware.levels]
     if len(counts) != 2 or machines > counts[0] or devices > counts[1]:
-        has = "x".join(map(str, counts))
-        raise HardwareError(f"parallelism {machines}x{devices} is not possible on {hardware.name}, which has {has} devices")
+        size = "x".join(map(str, counts))
+        raise HardwareError(f"parallelism {machines}x{devices} is not possible on {hardware.name}, which has {size} devices")
     outer, inner = hardware.levels
     levels = (replace(outer, count=machines), replace(inner, count=devices))
     name = f"{hardware.name.removesuffix('-{}x{}'.format(*counts))}-{machines}x{devices}"
@@ -130,9 +130,9 @@ def part_of(hardware: Hardware, machines: int, devices: int) -> Hardware:
 def _nearest(name: str) -> list[str]:
     usual = [described.name for described in shipped().values()]
     device, _, counts = name.lower().partition("-")
-    guessed = [
+    names = [
         f"{near}-{counts}"
         for near in difflib.get_close_matches(device, shipped(), n=2, cutoff=0.5)
         if _NAME.fullmatch(f"{near}-{counts}")
     ]
-    return guessed or difflib.get_close_matches(name.lower(), usual, n=2, cutoff=0.5) or usual
+    return names or difflib.get_close_matches(name.lower(), usual, n=2, cutoff=0.5) or usual
