@@ -76,11 +76,11 @@ class Composition:
         form, body = self.op.attrs[FORM], self.body
         if self.op.type == LOOP:
             return tuple(self._loop_borders(form))
-        given, read = body.inputs[: len(form.passed)], body.inputs[len(form.passed) :]
+        passed, others = body.inputs[: len(form.passed)], body.inputs[len(form.passed) :]
         return (
-            *(Border("result", j, tensor) for j, tensor in enumerate(given)),
-            *(Border("operand", form.passed[j], tensor) for j, tensor in enumerate(given)),
-            *(Border("operand", i, tensor) for i, tensor in zip(form.reads, read, strict=True)),
+            *(Border("result", j, tensor) for j, tensor in enumerate(passed)),
+            *(Border("operand", form.passed[j], tensor) for j, tensor in enumerate(passed)),
+            *(Border("operand", i, tensor) for i, tensor in zip(form.reads, others, strict=True)),
             *(Border("operand", i, tensor) for i, tensor in zip(form.into, body.outputs, strict=True)),
         )
 
@@ -128,11 +128,11 @@ class Composition:
     @cached_property
     def _candidates(self) -> dict[Node, str]:
         """The name of each class that a dimension of an operand belongs to, in the order of the operands."""
-        found: dict[Node, str] = {}
+        names: dict[Node, str] = {}
         for i, tensor in self.op.operands:
             for d in range(len(tensor.shape)):
-                found.setdefault(self.find(("operand", i, d)), f"d{len(found)}")
-        return found
+                names.setdefault(self.find(("operand", i, d)), f"d{len(names)}")
+        return names
 
     @cached_property
     def _extents(self) -> dict[str, list[int]]:
@@ -142,11 +142,11 @@ class Composition:
         for node in tuple(self._classes):  # finding a node may add one
             name = self._candidates.get(self.find(node))
             if name is not None:
-                kind, of, index = node
+                kind, name_in_body, index = node
                 if kind == "factor":
-                    extents.setdefault(name, []).append(self.rules[of].extents[index])
+                    extents.setdefault(name, []).append(self.rules[name_in_body].extents[index])
                 elif kind == "tensor":
-                    extents.setdefault(name, []).append(tensors[of].shape[index])
+                    extents.setdefault(name, []).append(tensors[name_in_body].shape[index])
         return extents
 
     @cached_property
@@ -189,8 +189,8 @@ class Composition:
 
     def inner(self, op: Operator, config: Config) -> tuple[Config, Interface]:
         """Return the config and the interface of an operator of the body under a config of the composite."""
-        given = (self.trials[name].given.get(op.name, NONE) if name else NONE for name in config.assignment)
-        inner = Config(config.mesh, tuple(given))
+        assignment = (self.trials[name].given.get(op.name, NONE) if name else NONE for name in config.assignment)
+        inner = Config(config.mesh, tuple(assignment))
         return inner, interface_of(self.rules[op.name], inner)
 
     def input_layout(self, tensor: Tensor, config: Config) -> Layout:
@@ -260,9 +260,9 @@ class SplitTrial:
         if name in rule.inner or name in rule.completed or name in rule.halos or rule.minor_to.get(name):
             return f"{op.where()} would need a collective to split factor '{name}' of {rule}"
         for i, tensor in op.operands:
-            wanted = SPLIT if _has(rule.operands[i], name) else WHOLE
-            if self.states[tensor.name] != wanted:
-                return f"{op.where()} would need {tensor} {wanted} and gets it {self.states[tensor.name]}"
+            state = SPLIT if _has(rule.operands[i], name) else WHOLE
+            if self.states[tensor.name] != state:
+                return f"{op.where()} would need {tensor} {state} and gets it {self.states[tensor.name]}"
         self.given[op.name] = name
         for tensor, dims, summed in zip(op.outputs, rule.results, rule.summed, strict=True):
             self.states[tensor.name] = SPLIT if _has(dims, name) else PARTIAL if name in summed else WHOLE
