@@ -39,8 +39,8 @@ class Classic:
     @property
     def structure(self) -> str:
         """Return, as text, all that a plan depends on: the kind and which hyperparameters are recorded, not the numbers."""
-        shown = [(key, value if isinstance(value, Tensor) else None) for key, value in self.hyperparameters]
-        return f"{self.kind} {shown}"
+        hyperparameters = [(key, value if isinstance(value, Tensor) else None) for key, value in self.hyperparameters]
+        return f"{self.kind} {hyperparameters}"
 
     @property
     def numbers(self) -> str:
