@@ -80,12 +80,12 @@ class LowerBound:
         low, high = np.zeros(len(self.mem_bytes), np.int64), np.full(len(self.mem_bytes), len(mem), np.int64)
         while (low < high).any():
             middle = (low + high) // 2
-            at = np.minimum(middle, len(mem) - 1)
-            is_crossed = (_excess(mem[at], self.mem_bytes) >= _excess(time[at], self.time_ns)) | (middle >= high)
+            index = np.minimum(middle, len(mem) - 1)
+            is_crossed = (_excess(mem[index], self.mem_bytes) >= _excess(time[index], self.time_ns)) | (middle >= high)
             low, high = np.where(is_crossed, low, middle + 1), np.where(is_crossed, np.minimum(middle, high), high)
         best = np.full(len(low), np.inf)
-        for at in (np.minimum(low, len(mem) - 1), np.maximum(low - 1, 0)):
-            best = np.minimum(best, np.maximum(_excess(mem[at], self.mem_bytes), _excess(time[at], self.time_ns)))
+        for index in (np.minimum(low, len(mem) - 1), np.maximum(low - 1, 0)):
+            best = np.minimum(best, np.maximum(_excess(mem[index], self.mem_bytes), _excess(time[index], self.time_ns)))
         return best
 
     def proves(self, mem: Ints, time: Ints) -> npt.NDArray[np.bool_]:

@@ -97,7 +97,7 @@ class _Search:
         guide = Guide(self.problem, self.use_ldp, self.budget.max_points, self._report, self.budget.gap)
         start = time.monotonic()
         guide.round()
-        best = self._with(best, guide)
+        best = self._with_guided(best, guide)
         self.deadline = self.start + self.budget.seconds
         while not self._is_enough(best):
             # A round takes longer by up to the factor by which it has more cells, and a running elimination isn't cut short.
@@ -107,7 +107,7 @@ class _Search:
                 break
             try:
                 guide.round(self.deadline)
-                best = self._with(best, guide)
+                best = self._with_guided(best, guide)
             except (TimeIsUpError, _TimeIsUp):
                 break
         return best
@@ -116,12 +116,12 @@ class _Search:
         """Return whether the frontier is exact, or its worst gap is one to stop at."""
         return best.exact or best.worst_gap <= self.budget.gap
 
-    def _with(self, best: Frontier | None, guide: Guide) -> Frontier:
+    def _with_guided(self, best: Frontier | None, guide: Guide) -> Frontier:
         """Return the frontier of what was known and of what a guide found."""
         assert guide.found is not None
         points = guide.found
         guided = Frontier(points.mem, points.time, points.strategies, guide.counts, self.algorithm, guide.bound)
-        return settled(guided) if best is None else _better(best, guided)
+        return settled(guided) if best is None else _joined(best, guided)
 
     def _tracked(self, limits: Limits) -> Frontier | None:
         """Return the frontier, by eliminations alone; None if that takes too much.
@@ -154,7 +154,7 @@ class _Search:
             self.progress(done, len(self.problem.nodes))
 
 
-def _better(one: Frontier, other: Frontier) -> Frontier:
+def _joined(one: Frontier, other: Frontier) -> Frontier:
     """Return the frontier of the points of both searches, with the lower bound that both prove together."""
     if one.bound is None or other.bound is None:
         return one if one.bound is None else other

@@ -192,7 +192,7 @@ class _Measuring:
         """Return by size the seconds in each pass, on which all ranks agree."""
         assert self.process.communicator is not None
         ranks = MeasuringRanks(self.process.communicator, self.mesh)
-        order = _twice(sizes)
+        order = _pass_order(sizes)
         seconds: list[tuple[float, float]] = []
         runs = [self._pass(order, compute, seconds) for compute in SHARES]
 
@@ -235,7 +235,7 @@ class _Measuring:
         return self.engine.among([(count, _clocked(call, communicator, seconds)) for count, call in calls], is_sum, compute)
 
 
-def _twice(sizes: Sequence[int]) -> list[int]:
+def _pass_order(sizes: Sequence[int]) -> list[int]:
     """Return the sizes in the order of a pass: falling, then alternately from both ends, a large one before each small one.
     """
     falling = sorted(sizes, reverse=True)

@@ -90,9 +90,9 @@ class MeasuredCurve:
 
     def time_ns(self, n_bytes: int) -> float:
         if n_bytes <= self.sizes[0]:
-            return self._below(n_bytes)
+            return self._time_below(n_bytes)
         if n_bytes >= self.sizes[-1]:
-            return self._beyond(n_bytes)
+            return self._time_beyond(n_bytes)
         index = bisect_right(self.sizes, n_bytes) - 1
         (x0, x1), (t0, t1) = self.sizes[index : index + 2], self.times_ns[index : index + 2]
         part = (n_bytes - x0) / (x1 - x0)
@@ -100,7 +100,7 @@ class MeasuredCurve:
             return t0 + (t1 - t0) * part
         return n_bytes / (x0 / t0 + (x1 / t1 - x0 / t0) * part)
 
-    def _below(self, n_bytes: int) -> float:
+    def _time_below(self, n_bytes: int) -> float:
         """Return the time below the first size: on the line through the first two sizes, but at least in proportion to
         the bytes.
 
@@ -109,7 +109,7 @@ class MeasuredCurve:
         (x0, x1), (t0, t1) = self.sizes[:2], self.times_ns[:2]
         return max(t0 - (t1 - t0) / (x1 - x0) * (x0 - n_bytes), t0 * n_bytes / x0)
 
-    def _beyond(self, n_bytes: int) -> float:
+    def _time_beyond(self, n_bytes: int) -> float:
         """Return the time beyond the last size: on the line through the last two sizes, but never flatter than the whole
         table.
 

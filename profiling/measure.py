@@ -125,7 +125,7 @@ def measure(
         if n_done >= sum(level.count > 1 for level in mesh.levels):
             watching.keep(described(tables, is_complete=False))
     if tables:
-        exposed = _exposed(computing, mesh, process, ranks, tables, device, budget_s / EXPOSED_PARTS)
+        exposed = _exposed_share(computing, mesh, process, ranks, tables, device, budget_s / EXPOSED_PARTS)
         provenance["exposed_share"] = f"{occasion}: products of matrices beside an all-reduce over all devices"
     # The ranks' numbers agree already; names and dates may differ.
     result: Hardware = process.broadcast(described(tables, is_complete=True))
@@ -178,7 +178,7 @@ def _measure_device(
     return device, provenance
 
 
-def _exposed(
+def _exposed_share(
     engine: TensorFlowEngine,
     mesh: Mesh,
     process: MeasuringProcess,

@@ -94,11 +94,11 @@ def layout_graph(n_axes: int, rank: int, partial: bool, runs: int | None = None)
     by_key = np.argsort(key)
     dims, partials, key = dims[by_key], partials[by_key], key[by_key]
     edges = []
-    for kind, source, to, to_partial, mask in _moves(table, dims, partials):
+    for kind, source, to_dims, to_partial, mask in _moves(table, dims, partials):
         if not partial and to_partial.any():
             continue
-        is_state = (to >= 0).all(axis=1) & table.can_be_partial[to_partial]
-        target = np.searchsorted(key, _keys(table, to[is_state], to_partial[is_state]))
+        is_state = (to_dims >= 0).all(axis=1) & table.can_be_partial[to_partial]
+        target = np.searchsorted(key, _keys(table, to_dims[is_state], to_partial[is_state]))
         edges.append((np.full(len(target), KINDS.index(kind)), source[is_state], target, mask[is_state]))
     kinds, source, target, mask = (np.concatenate(column) for column in zip(*edges, strict=True))
     by_target = np.argsort(target, kind="stable")
@@ -173,19 +173,19 @@ def _moves(table: Orders, dims: Ints, partial: Ints) -> Iterator[_Moves]:
             rest = _with_dim(dims[state], dim, table.prefix[dims[state, dim], n])
             yield "all_gather", state, rest, partial[state], table.mask[axes]  # 1
             yield "pad", state, rest, partial[state] | table.mask[axes], table.mask[axes]  # 7
-            at, order = table.exactly.items_of(table.mask[axes])
+            positions, order = table.exactly.items_of(table.mask[axes])
             for to_dim in range(dims.shape[1]):  # 3
                 # If the first axis stays first within its dimension, fewer axes move: a smaller n yields that move.
-                is_moved = np.ones(len(at), bool)
+                is_moved = np.ones(len(positions), bool)
                 if to_dim == dim:
-                    is_moved = table.prefix[order, n - 1] != table.prefix[axes[at], n - 1]
-                rows, minor = at[is_moved], order[is_moved]
-                to = _with_dim(rest[rows], to_dim, table.joined(rest[rows, to_dim], minor))
-                yield "all_to_all", state[rows], to, partial[state[rows]], table.mask[minor]
+                    is_moved = table.prefix[order, n - 1] != table.prefix[axes[positions], n - 1]
+                rows, minor = positions[is_moved], order[is_moved]
+                to_dims = _with_dim(rest[rows], to_dim, table.joined(rest[rows, to_dim], minor))
+                yield "all_to_all", state[rows], to_dims, partial[state[rows]], table.mask[minor]
         for kind, available in (("reduce_scatter", partial), ("slice", idle)):  # 2, 5
             state, minor = table.within.items_of(available)
-            to = _with_dim(dims[state], dim, table.joined(dims[state, dim], minor))
-            yield kind, state, to, partial[state] & ~table.mask[minor], table.mask[minor]
+            to_dims = _with_dim(dims[state], dim, table.joined(dims[state, dim], minor))
+            yield kind, state, to_dims, partial[state] & ~table.mask[minor], table.mask[minor]
     for kind, available in (("all_reduce", partial), ("keep", idle)):  # 4, 6
         state, axes = table.subsets.items_of(available)
         yield kind, state, dims[state], partial[state] ^ axes, axes

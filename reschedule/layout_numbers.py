@@ -58,7 +58,7 @@ class LayoutNumbers:
 
     def of(self, layouts: Iterable[Layout]) -> Ints:
         """Return the numbers of layouts."""
-        return np.array([self._of_one(layout) for layout in layouts], np.int64)
+        return np.array([self._number_of(layout) for layout in layouts], np.int64)
 
     def layout(self, number: int) -> Layout:
         """Return the layout of a number."""
@@ -114,7 +114,7 @@ class LayoutNumbers:
             is_other &= (old[:, None] == new) | ((old == IDLE)[:, None] & is_first)
         return is_other
 
-    def _of_one(self, layout: Layout) -> int:
+    def _number_of(self, layout: Layout) -> int:
         if layout not in self._number_of_layout:
             places = np.full((1, self.n_axes), IDLE, np.int16)
             for dim, axes in enumerate(layout.splits):

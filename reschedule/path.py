@@ -54,13 +54,13 @@ class Path:
     shape: Shape
 
     def __post_init__(self) -> None:
-        at = self.source
+        layout = self.source
         for step in self.steps:
-            if step.source != at:
-                raise ReschedulingError(f"step {step} starts at {step.source}, but the path has come to {at}")
-            at = step.target
-        if at != self.target:
-            raise ReschedulingError(f"the steps end at {at}, expected {self.target}")
+            if step.source != layout:
+                raise ReschedulingError(f"step {step} starts at {step.source}, but the path has come to {layout}")
+            layout = step.target
+        if layout != self.target:
+            raise ReschedulingError(f"the steps end at {layout}, expected {self.target}")
 
     def time_ns(self, costs: StepCosts, itemsize: int) -> int:
         """Return the sum of the steps' times."""

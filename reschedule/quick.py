@@ -105,25 +105,25 @@ class _Search:
 
         graph, entries = self.graph, entries or {}
         path: list[Move] = []
-        at = last
-        while at != first:
-            edges = slice(graph.start[at], graph.start[at + 1])
+        state = last
+        while state != first:
+            edges = slice(graph.start[state], graph.start[state + 1])
             origin = graph.source[edges]
             ties = np.where(_communicates(graph)[edges], path_kernels.COLLECTIVE, path_kernels.LOCAL)
             time_ns = self.time_ns[edges]
             weight = np.where(time_ns < path_kernels.LONGEST, (time_ns << path_kernels.TIE_BITS) + ties, path_kernels.FAR)
             if is_between is None:
-                on_time = distance[origin] + weight == distance[at]
+                on_time = distance[origin] + weight == distance[state]
             else:
-                on_time = is_between[origin] & (distance[origin] == distance[at] + weight)
+                on_time = is_between[origin] & (distance[origin] == distance[state] + weight)
             possible = [(graph.state(number), number) for number in origin[on_time].tolist()]
-            if at in entries:
-                possible.append((entries[at], -1))
+            if state in entries:
+                possible.append((entries[state], -1))
             before, number = min(possible, key=lambda candidate: enumeration_order(candidate[0]))
-            move = move_between(before, graph.state(at))
+            move = move_between(before, graph.state(state))
             assert move is not None, "every edge is a move"
             path.append(move)
-            at = number
+            state = number
         return path[::-1]
 
     def moves_in(self, source: State, target: State) -> list[Move]:

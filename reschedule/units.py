@@ -67,13 +67,13 @@ class UnitMesh:
 
     def _read(self, axes: Axes) -> Axes | None:
         whole: list[int] = []
-        at = 0
-        while at < len(axes):
-            unit = self._unit_at.get(axes[at])
-            if unit is None or axes[at : at + len(self.units[unit])] != self.units[unit]:
+        index = 0
+        while index < len(axes):
+            unit = self._unit_at.get(axes[index])
+            if unit is None or axes[index : index + len(self.units[unit])] != self.units[unit]:
                 return None
             whole.append(unit)
-            at += len(self.units[unit])
+            index += len(self.units[unit])
         return tuple(whole)
 
     def state(self, layout: Layout) -> State | None:

@@ -187,16 +187,16 @@ class TableGraph:
 
     def _order(self, variable: int, candidates: Collection[int]) -> _Order:
         """Return the key by which ``cheapest`` compares variables, least first."""
-        effort, scopes = self.effort(variable), self._made(variable)
+        effort, scopes = self.effort(variable), self._result_scopes(variable)
         result = set(self.neighbours(variable))
         meeting = sum(
-            any(variable not in scope and not result.issuperset(scope) for scope in self._made(other))
+            any(variable not in scope and not result.issuperset(scope) for scope in self._result_scopes(other))
             for other in result.intersection(candidates)
         )
         collisions = max(len(scopes) - 1, 0) + meeting
         return effort.magnitude, collisions, not scopes, effort.joined, variable
 
-    def _made(self, variable: int) -> list[tuple[int, ...]]:
+    def _result_scopes(self, variable: int) -> list[tuple[int, ...]]:
         """Return the scopes of those of a variable's tables that eliminations made."""
         scopes = self._scopes.get(variable, ())
         return [scope for scope in scopes if len(scope) > 1 and self.tables[scope].trace is not None]

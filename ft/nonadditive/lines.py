@@ -178,7 +178,7 @@ class Lines:
 
         Args:
             inverse: what each row of costs is multiplied by: 1 over the corner's.
-            n_known: strategies from this number on are new for this corner, and looked at in any case.
+            n_strategies: strategies from this number on are new for this corner, and looked at in any case.
 
         Returns:
             The parts, and the least.

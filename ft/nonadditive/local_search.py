@@ -190,13 +190,14 @@ class Descent:
         """
         key = node, states.tobytes()
         if key not in self._known:
-            at = dict(zip(self._context[node].tolist(), states.tolist(), strict=True))
-            self._known[key] = self._alone(node, at) if node in self._free else self._other(node, at)
+            state_of = dict(zip(self._context[node].tolist(), states.tolist(), strict=True))
+            changes = self._own_changes if node in self._free else self._pair_changes
+            self._known[key] = changes(node, state_of)
         return self._known[key]
 
-    def _alone(self, node: int, at: Mapping[int, int]) -> Changes | None:
+    def _own_changes(self, node: int, state_of: Mapping[int, int]) -> Changes | None:
         """Return the changes of a free node alone: its other states that improve at least one cost."""
-        options, before = self._options(node, at), at[node]
+        options, before = self._options(node, state_of), state_of[node]
         states = options.allowed
         costs = options.mem, options.time, options.segments
         mem, time_ns, segments = (cost[..., states] - cost[..., [before]] for cost in costs)
@@ -208,25 +209,25 @@ class Descent:
         changed = states[indices, None].astype(np.int32)
         return Changes(np.array([node]), changed, mem[indices], time_ns[indices], options.numbers, segments[:, indices])
 
-    def _other(self, node: int, at: Mapping[int, int]) -> Changes | None:
+    def _pair_changes(self, node: int, state_of: Mapping[int, int]) -> Changes | None:
         """Return the changes of a node to the other state of its pair, which differs only in what is rematerialized.
 
         The neighbouring free nodes follow: each takes its state of least memory, or each its state of least time.
         """
-        after = int(self.transient.others[node][at[node]])
+        after = int(self.transient.others[node][state_of[node]])
         if after < 0:
             return None
-        changed, own = {**at, node: after}, Sum()
-        own.add_difference(self.problem.nodes[node], self._of_nodes[node], after, at[node])
+        changed, own = {**state_of, node: after}, Sum()
+        own.add_difference(self.problem.nodes[node], self._of_nodes[node], after, state_of[node])
         for number in self._edges[node]:
             edge = self.problem.edges[number]
             if edge.source not in self._free and edge.target not in self._free:
-                new_state, old_state = (changed[edge.source], changed[edge.target]), (at[edge.source], at[edge.target])
-                if max(edge.time_ns[new_state], edge.mem_bytes[new_state]) >= INFEASIBLE:
+                new_pair, old_pair = ((states[edge.source], states[edge.target]) for states in (changed, state_of))
+                if max(edge.time_ns[new_pair], edge.mem_bytes[new_pair]) >= INFEASIBLE:
                     return None
-                own.add_difference(edge, self._of_edges[number], new_state, old_state)
+                own.add_difference(edge, self._of_edges[number], new_pair, old_pair)
         following = sorted(self._free & set(self._adjacent(node)))
-        before, options = ([self._options(neighbour, states) for neighbour in following] for states in (at, changed))
+        before, options = ([self._options(neighbour, states) for neighbour in following] for states in (state_of, changed))
         if not all(len(o.allowed) for o in options):
             return None
         ways = dict.fromkeys(tuple(o.best(by_time, len(self.transient.large)) for o in options) for by_time in (False, True))
@@ -235,7 +236,7 @@ class Descent:
             total = own.copy()
             for neighbour, old, new, state in zip(following, before, options, states, strict=True):
                 total.add(new, state)
-                total.add(old, at[neighbour], -1)
+                total.add(old, state_of[neighbour], -1)
             sums.append(total)
         numbers = sorted({index for total in sums for index in total.segments})
         return Changes(
@@ -247,14 +248,14 @@ class Descent:
             np.array([[total.segments[index] for total in sums] for index in numbers], np.int64).reshape(-1, len(sums)),
         )
 
-    def _options(self, node: int, at: Mapping[int, int]) -> Options:
+    def _options(self, node: int, state_of: Mapping[int, int]) -> Options:
         """Return the costs of a node's states, given the states of its neighbours."""
-        key = node, *(at[other] for other in self._adjacent(node))
+        key = node, *(state_of[other] for other in self._adjacent(node))
         if key not in self._known_options:
-            self._known_options[key] = self._computed_options(node, at)
+            self._known_options[key] = self._computed_options(node, state_of)
         return self._known_options[key]
 
-    def _computed_options(self, node: int, at: Mapping[int, int]) -> Options:
+    def _computed_options(self, node: int, state_of: Mapping[int, int]) -> Options:
         own = self.problem.nodes[node]
         mem, time_ns = own.mem_bytes.copy(), own.time_ns.copy()
         parts = defaultdict[int, Ints](lambda: np.zeros_like(mem))
@@ -262,7 +263,7 @@ class Descent:
             parts[index] = parts[index] + n_bytes
         for number in self._edges[node]:
             edge = self.problem.edges[number]
-            selection = (slice(None), at[edge.target]) if edge.source == node else (at[edge.source], slice(None))
+            selection = (slice(None), state_of[edge.target]) if edge.source == node else (state_of[edge.source], slice(None))
             mem += edge.mem_bytes[selection]
             time_ns += edge.time_ns[selection]
             for index, n_bytes in self._of_edges[number]:

@@ -137,10 +137,10 @@ class Overlap:
         low, high = min(positions, default=0), max(positions, default=0)
 
         def times(time_ns: Ints, overlappable: OverlapPart | None, computing: OverlapPart | None) -> Ints:
-            at = None if computing is None else computing.position
+            position = None if computing is None else computing.position
             weights = (
                 share if overlappable is not None and overlappable.position > low else 0,
-                0 if at is None else share * (at < low) + (UNITS - share) * (at < high),
+                0 if position is None else share * (position < low) + (UNITS - share) * (position < high),
             )
             key = identity(time_ns), weights, *(part and identity(part.ns) for part in (overlappable, computing))
             if key not in cache:

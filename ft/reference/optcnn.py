@@ -41,8 +41,8 @@ def least_time(problem: Problem, progress: Callable[[int, int], None] | None = N
     Raises:
         InfeasibleError: no strategy is allowed.
     """
-    nodes = tuple(Node(n.name, _free(n.time_ns), _allowed(n.mem_bytes, n.time_ns)) for n in problem.nodes)
-    edges = (Edge(e.source, e.target, _free(e.time_ns), _allowed(e.mem_bytes, e.time_ns)) for e in problem.edges)
+    nodes = tuple(Node(n.name, _zero_costs(n.time_ns), _allowed(n.mem_bytes, n.time_ns)) for n in problem.nodes)
+    edges = (Edge(e.source, e.target, _zero_costs(e.time_ns), _allowed(e.mem_bytes, e.time_ns)) for e in problem.edges)
     counts: Counter[str] = Counter()
     strategy, bound = _fastest(Problem(nodes, tuple(edges)), max_cells, counts, progress or (lambda done, most: None))
     mem_bytes, time_ns = (np.array([cost], np.int64) for cost in problem.cost(strategy))
@@ -89,7 +89,7 @@ def _fastest(
     return best, bound
 
 
-def _free(time: Ints) -> Ints:
+def _zero_costs(time: Ints) -> Ints:
     """Return costs of no memory: zeros of the same shape, of which only one is stored."""
     result: Ints = np.broadcast_to(np.int64(0), time.shape)
     return result

@@ -83,7 +83,7 @@ def _merge_row(old: Any, n: int, new: Any, run_mem: Any, run_time: Any, begin: i
 
 
 @_compile
-def _add_point(frontier: Any, n: int, mem: int, time: int, origin: int, at: int) -> Any:
+def _add_point(frontier: Any, n: int, mem: int, time: int, origin: int, position: int) -> Any:
     """Put a point that is not dominated into the frontier, in place; return the new number of points."""
     first = _last_within(frontier[0], n, mem - 1) + 1
     last = first  # the points from first to last are dominated by the new one
@@ -97,7 +97,7 @@ def _add_point(frontier: Any, n: int, mem: int, time: int, origin: int, at: int)
         for k in range(last, n):
             for part in range(4):
                 frontier[part, first + 1 + k - last] = frontier[part, k]
-    frontier[0, first], frontier[1, first], frontier[2, first], frontier[3, first] = mem, time, origin, at
+    frontier[0, first], frontier[1, first], frontier[2, first], frontier[3, first] = mem, time, origin, position
     return n + 1 - (last - first)
 
 
@@ -201,10 +201,10 @@ def merge_runs(bounds: Any, arcs: Any, a_mem: Any, a_time: Any, b_mem: Any, b_ti
                                              a_start, a_count, False, limit)  # fmt: skip
         points = _larger(points, n_points, n_points + n)
         for k in range(n):
-            origin, at = old[2, k], old[3, k]
+            origin, position = old[2, k], old[3, k]
             points[0, n_points + k], points[1, n_points + k] = old[0, k], old[1, k]
-            points[2, n_points + k] = origin if origin >= 0 else at
-            points[3, n_points + k] = at if origin >= 0 else -origin - 1
+            points[2, n_points + k] = origin if origin >= 0 else position
+            points[3, n_points + k] = position if origin >= 0 else -origin - 1
         n_points += n
         counts[target] = n
     return counts, points[:, :n_points].copy()
@@ -214,15 +214,15 @@ def merge_runs(bounds: Any, arcs: Any, a_mem: Any, a_time: Any, b_mem: Any, b_ti
 def mark_cover(is_kept: Any, starts: Any, ends: Any, mem: Any, time: Any, tol_mem: int, tol_time: int) -> None:
     """Mark the points of each frontier that cover all of it within tolerances, in place. See :mod:`.thinning`."""
     for run in range(len(starts)):
-        at, end = starts[run], ends[run]
-        while at < end:
-            last = at
-            while last + 1 < end and mem[last + 1] <= mem[at] + tol_mem:
+        point, end = starts[run], ends[run]
+        while point < end:
+            last = point
+            while last + 1 < end and mem[last + 1] <= mem[point] + tol_mem:
                 last += 1
             is_kept[last] = True
-            at = last + 1
-            while at < end and time[at] >= time[last] - tol_time:
-                at += 1
+            point = last + 1
+            while point < end and time[point] >= time[last] - tol_time:
+                point += 1
 
 
 @_compile

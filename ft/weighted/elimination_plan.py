@@ -186,7 +186,7 @@ class _Planner:
         self.plan = plan
         self.live: dict[int, set[int]] = {v: set() for v in range(len(plan.n_states))}
         for number, shape in enumerate(plan.shapes):
-            self._enter(number, shape)
+            self._record(number, shape)
         self.efforts: dict[int, _Effort] = {}
         self.queue: list[tuple[float, float, int, int, _Effort]] = []  # entries no longer in ``efforts`` are void
         self.n_queued = 0
@@ -213,7 +213,7 @@ class _Planner:
         """Return the variable's tables that also depend on other variables."""
         return tuple(sorted(t for t in self.live[variable] if len(self.plan.shapes[t].scope) > 1))
 
-    def _enter(self, number: int, shape: Shape) -> None:
+    def _record(self, number: int, shape: Shape) -> None:
         """Record a table with each variable that it depends on."""
         for variable in shape.scope:
             self.live[variable].add(number)
@@ -306,7 +306,7 @@ class _Planner:
         )
         plan.shapes.append(Shape(neighbours, tuple(parts[v].class_of for v in neighbours), bucket.shape))
         if neighbours:
-            self._enter(number, plan.shapes[number])
+            self._record(number, plan.shapes[number])
         else:
             plan.constants.append(number)
         return bucket

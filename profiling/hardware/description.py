@@ -205,8 +205,8 @@ class Hardware:
         shapes = self._counts_by_parallelism()
         if parallelism not in shapes:
             counts = sorted(shapes)
-            at = bisect_left(counts, parallelism) if isinstance(parallelism, int) else len(counts)
-            names = " or ".join(str(count) for count in counts[max(0, at - 1) : at + 1])
+            index = bisect_left(counts, parallelism) if isinstance(parallelism, int) else len(counts)
+            names = " or ".join(str(count) for count in counts[max(0, index - 1) : index + 1])
             per_machine = self.levels[-1].count
             raise HardwareError(
                 f"parallelism {parallelism!r} is not possible on {self.name}: expected 1 to {per_machine} devices of "

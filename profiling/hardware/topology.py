@@ -160,29 +160,29 @@ class Topology:
         return self._routes(source)[target]
 
     @cached_property
-    def _known(self) -> dict[int, tuple[tuple[int, ...], ...]]:
+    def _route_cache(self) -> dict[int, tuple[tuple[int, ...], ...]]:
         return {}
 
     def _routes(self, source: int) -> tuple[tuple[int, ...], ...]:
         """Return the routes from a device to all devices, by Dijkstra's algorithm."""
-        if source not in self._known:
+        if source not in self._route_cache:
             outward: dict[str, list[int]] = {}
             for number, link in enumerate(self.directed):
                 outward.setdefault(link.source, []).append(number)
             routes: dict[str, tuple[int, ...]] = {}
             heap: list[tuple[float, int, tuple[int, ...], str]] = [(0.0, 0, (), self.devices[source])]
             while heap:
-                time_us, n_links, path, at = heapq.heappop(heap)
-                if at in routes:
+                time_us, n_links, path, end = heapq.heappop(heap)
+                if end in routes:
                     continue
-                routes[at] = path
-                for number in outward.get(at, ()):
+                routes[end] = path
+                for number in outward.get(end, ()):
                     link = self.directed[number]
                     if link.target not in routes:
                         passed_us = link.latency_us + REFERENCE_BYTES / link.bytes_per_s * 1e6
                         heapq.heappush(heap, (time_us + passed_us, n_links + 1, (*path, number), link.target))
-            self._known[source] = tuple(routes[name] for name in self.devices)
-        return self._known[source]
+            self._route_cache[source] = tuple(routes[name] for name in self.devices)
+        return self._route_cache[source]
 
     def to_json(self) -> dict[str, Any]:
         """Return the topology as a JSON object of a hardware file."""

@@ -158,8 +158,8 @@ class ConfigCosts:
     @cached_property
     def within_ns(self) -> Ints:
         """The time of the collectives inside of the operator."""
-        reshardings, kind = self._inside
-        return self._priced(reshardings)[kind]
+        reshardings, kind = self._reshardings_inside
+        return self._group_ns(reshardings)[kind]
 
     @cached_property
     def updating_ns(self) -> Ints:
@@ -168,7 +168,7 @@ class ConfigCosts:
         updates = costing.graph.updates.get(op.name, ())
         if op.name not in costing.graph.lookup_operators and not any(update.sums or update.is_global for update in updates):
             return self._zeros
-        return self._priced([tuple(costing.updating(op, self.arrays.rule, config)) for config in self.arrays.configs])
+        return self._group_ns([tuple(costing.updating(op, self.arrays.rule, config)) for config in self.arrays.configs])
 
     @cached_property
     def communicates_inside(self) -> Mask:
@@ -268,7 +268,7 @@ class ConfigCosts:
         return int(op.attrs[FORM].trips) * total if op.type == LOOP else total[[0, 0]]
 
     @cached_property
-    def _inside(self) -> tuple[list[tuple[Resharding, ...]], Ints]:
+    def _reshardings_inside(self) -> tuple[list[tuple[Resharding, ...]], Ints]:
         """The reshardings inside of the operator for each kind of configs, and the kind of each config.
 
         They are the same for configs that split the factors of what is reduced, or of the first operand's windows, equally.
@@ -284,10 +284,10 @@ class ConfigCosts:
         """The bytes of exchanged windows that are saved."""
         if (self.op.name, 0) not in self.costing.backward.residual_operands or not self.arrays.are_exchanged().any():
             return self._zeros
-        reshardings, kind = self._inside
+        reshardings, kind = self._reshardings_inside
         return np.array([sum(map(_windows_bytes, of_kind)) for of_kind in reshardings], np.int64)[kind]
 
-    def _priced(self, groups: Sequence[Sequence[Resharding]]) -> Ints:
+    def _group_ns(self, groups: Sequence[Sequence[Resharding]]) -> Ints:
         """Return the time of each group of reshardings, over all micro-batches."""
         costs = self.costing.reshardings
         for resharding in chain.from_iterable(groups):

@@ -56,7 +56,7 @@ class OperatorCosting:
     @cached_property
     def saved(self) -> frozenset[str]:
         """The names of the tensors that some gradient reads; in place of a view, the tensor that it views."""
-        return frozenset(self.viewed(name) for name in self.backward.residual_results | self._taken)
+        return frozenset(self.viewed(name) for name in self.backward.residual_results | self._residual_operand_names)
 
     @cached_property
     def saved_as_produced(self) -> frozenset[str]:
@@ -65,7 +65,7 @@ class OperatorCosting:
         These are the tensors that their producers' own gradients read, those that are read by way of a view, and batches,
         which are held all the time. Whether another tensor is saved depends on its reshardings, which are charged for it.
         """
-        views = {name for name in self._taken if self.viewed(name) != name}
+        views = {name for name in self._residual_operand_names if self.viewed(name) != name}
         placeholders = {name for name in self.saved if self.graph.producers[name].type == PLACEHOLDER}
         return frozenset(self.viewed(name) for name in self.backward.residual_results | views) | placeholders
 
@@ -78,7 +78,7 @@ class OperatorCosting:
         return self.saved if self.is_body else self.saved_as_produced
 
     @cached_property
-    def _taken(self) -> frozenset[str]:
+    def _residual_operand_names(self) -> frozenset[str]:
         operands = ((self.graph.operators[name].inputs[position]) for name, position in self.backward.residual_operands)
         return frozenset(tensor.name for tensor in operands if tensor is not None)
 

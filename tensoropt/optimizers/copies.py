@@ -193,13 +193,13 @@ class OnRank:
 
     Attributes:
         copy: the optimizer.
-        updated: the shards that it updates.
-        made: the variables that it made.
+        shards: those that it updates.
+        variables: those that it made.
     """
 
     copy: KerasBase
-    updated: tuple[ShardVariable, ...]
-    made: tuple[OptimizerVariable, ...]
+    shards: tuple[ShardVariable, ...]
+    variables: tuple[OptimizerVariable, ...]
 
     @property
     def inner(self) -> KerasBase:

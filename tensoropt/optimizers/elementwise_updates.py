@@ -44,7 +44,7 @@ def fault_of(optimizer: KerasBase) -> str:
     Raises:
         InputError: the optimizer's updates are random, so that no two ranks would agree.
     """
-    return _found_by(_cutting, optimizer)
+    return _fault_found_by(_fault_when_cut, optimizer)
 
 
 def mixing_of(optimizer: KerasBase) -> str:
@@ -52,10 +52,10 @@ def mixing_of(optimizer: KerasBase) -> str:
 
     A norm over all gradients that is Keras's own doesn't count, since sums replace it.
     """
-    return _found_by(_parting, optimizer)
+    return _fault_found_by(_fault_when_parted, optimizer)
 
 
-def _found_by(experiment: Callable[[KerasBase], str], optimizer: KerasBase) -> str:
+def _fault_found_by(experiment: Callable[[KerasBase], str], optimizer: KerasBase) -> str:
     """Return what an experiment finds, which is made once for each class and configuration of optimizers."""
     if type(optimizer) in _ELEMENTWISE:
         return ""
@@ -68,7 +68,7 @@ def _found_by(experiment: Callable[[KerasBase], str], optimizer: KerasBase) -> s
     return _found[key]
 
 
-def _cutting(optimizer: KerasBase) -> str:
+def _fault_when_cut(optimizer: KerasBase) -> str:
     """Return where updates of halves differ from the undivided update, as text; empty where they don't.
 
     Raises:
@@ -90,7 +90,7 @@ def _cutting(optimizer: KerasBase) -> str:
     return ""
 
 
-def _parting(optimizer: KerasBase) -> str:
+def _fault_when_parted(optimizer: KerasBase) -> str:
     """Return that updates of some parameters differ from the update of all; an empty text where they don't."""
     whole, n = _updated(optimizer, lambda value: value), len(_SHAPES)
     parts = [_updated(optimizer, lambda value: value, part) for part in (slice(0, 2), slice(2, n))]

@@ -31,19 +31,19 @@ class Completing:
 
     Attributes:
         optimizer: the optimizer, as a value.
-        on: the optimizer's copies, one for each rank.
+        on_ranks: the optimizer's copies, one for each rank.
         sums: completes sums over all shards.
         emission: emits into the graph that is being built.
     """
 
     optimizer: KerasOptimizer
-    on: Sequence[OnRank]
+    on_ranks: Sequence[OnRank]
     sums: Sums
     emission: Emission
 
     def as_clipped(self, by_rank: Sequence[Gradients]) -> list[list[Gradient | None]]:
         """Return gradients as Keras clips them: for each rank those of all parameters, None for one that has none."""
-        return [_as_clipped(on_rank, gradients) for on_rank, gradients in zip(self.on, by_rank, strict=True)]
+        return [_as_clipped(on_rank, gradients) for on_rank, gradients in zip(self.on_ranks, by_rank, strict=True)]
 
     @contextmanager
     def completed(self, as_clipped: Sequence[Gradients], totals: Values | None) -> Iterator[None]:
@@ -55,7 +55,7 @@ class Completing:
         """
         with ExitStack() as replaced:
             if totals is not None:
-                for on_rank, of_rank, gradients in zip(self.on, totals, as_clipped, strict=True):
+                for on_rank, of_rank, gradients in zip(self.on_ranks, totals, as_clipped, strict=True):
                     replaced.enter_context(self._replaced(on_rank, of_rank, gradients))
             if self.optimizer.is_lamb:
                 self._give_ratios(as_clipped)
@@ -107,17 +107,17 @@ class Completing:
     def _give_ratios(self, as_clipped: Sequence[Gradients]) -> None:
         """Complete the norms of LAMB, and give each copy its ratios."""
         n, vectors = len(self.optimizer.parameters), []
-        for on_rank, rank, gradients in zip(self.on, self.sums.ranks, as_clipped, strict=True):
+        for on_rank, rank, gradients in zip(self.on_ranks, self.sums.ranks, as_clipped, strict=True):
             lamb = on_rank.inner
             assert isinstance(lamb, LambOnShards)
             clipped = iter(lamb._clip_gradients([gradient for gradient in gradients if gradient is not None]))
             pairs = []
-            for gradient, variable in zip(gradients, (shard.value for shard in on_rank.updated), strict=True):
+            for gradient, variable in zip(gradients, (shard.value for shard in on_rank.shards), strict=True):
                 is_updated = gradient is not None
                 direction = lamb.direction(next(clipped), variable)[2] if is_updated else None
                 pairs.append((lamb.decayed(variable) if is_updated else None, direction))
             vectors.append(tf.concat([self._local(values, square_sum, rank) for values in zip(*pairs, strict=True)], 0))
-        for on_rank, totals in zip(self.on, self.sums.complete(vectors, self.emission), strict=True):
+        for on_rank, totals in zip(self.on_ranks, self.sums.complete(vectors, self.emission), strict=True):
             on_rank.inner.ratios = {index: ratio_of(totals[index], totals[n + index]) for index in range(n)}
 
 

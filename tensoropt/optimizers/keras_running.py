@@ -160,28 +160,28 @@ class RunningKeras:
         """Return the optimizer's variables, in a fixed order."""
         shards, mesh = self._shards, self._layouts[0].mesh
         entries = []
-        for k, (name, state) in enumerate(zip(self._names, self._on[0].made, strict=True)):
+        for k, (name, state) in enumerate(zip(self._names, self._on[0].variables, strict=True)):
             variable, index = state.variable, state.parameter
             parameter, shape = None, tuple(variable.shape)
             layout = Layout.replicated(mesh, len(shape))
             if index is not None:
                 parameter, shape, layout = shards.names[index], shards.tensors[index].shape, self._layouts[index]
             key = f"{shards.step}/{name}"
-            per_rank = tuple(on_rank.made[k].variable.value for on_rank in self._on)
+            per_rank = tuple(on_rank.variables[k].variable.value for on_rank in self._on)
             entries.append(StateEntry(key, shape, variable.dtype, layout, per_rank, shards.ranks, parameter, shards.step))
         return tuple(entries)
 
     @property
     def named(self) -> dict[str, tf.Variable]:
         """The optimizer's variables on the first rank of this process, by :func:`named_variables`."""
-        return {name: state.variable.value for name, state in zip(self._names, self._on[0].made, strict=True)}
+        return {name: state.variable.value for name, state in zip(self._names, self._on[0].variables, strict=True)}
 
     @property
     def averages(self) -> tuple[tuple[str, str], ...]:
         """The keys of each parameter and of its moving average; empty if the optimizer keeps none (``use_ema``)."""
         inner = self._on[0].inner
         ids = {id(variable) for variable in inner._model_variables_moving_average} if inner.use_ema else set()
-        entries = zip(self._on[0].made, self.state(), strict=True)
+        entries = zip(self._on[0].variables, self.state(), strict=True)
         return tuple((entry.parameter or "", entry.key) for state, entry in entries if id(state.variable) in ids)
 
     @property
@@ -197,7 +197,7 @@ class RunningKeras:
         """
         for n, is_moved in enumerate(self._is_moved):
             for on_rank in self._on if is_moved else ():
-                on_rank.updated[n].value.assign(value(self._shards.names[n]))
+                on_rank.shards[n].value.assign(value(self._shards.names[n]))
         if self._without_data is None:
             self._without_data = [self._traced_without_data(on_rank) for on_rank in self._on]
         for update in filter(None, self._without_data):
@@ -205,13 +205,13 @@ class RunningKeras:
         self._write_whole()
 
     def _traced_without_data(self, on_rank: OnRank) -> Callable[[], Any] | None:
-        gradients = [tf.TensorSpec(shard.value.shape, shard.dtype) for shard in on_rank.updated]
-        return without_data(lambda *values: on_rank.copy.apply(list(values), list(on_rank.updated)), gradients)
+        gradients = [tf.TensorSpec(shard.value.shape, shard.dtype) for shard in on_rank.shards]
+        return without_data(lambda *values: on_rank.copy.apply(list(values), list(on_rank.shards)), gradients)
 
     def reset(self) -> None:
         """Give the optimizer's variables their first values again, for the parameters as they are now."""
         for on_rank in self._on:
-            for old, fresh in zip(on_rank.made, self._copied(on_rank.updated)[1], strict=True):
+            for old, fresh in zip(on_rank.variables, self._copied(on_rank.shards)[1], strict=True):
                 old.variable.assign(fresh.variable)
 
     def finish(self) -> None:
@@ -219,7 +219,7 @@ class RunningKeras:
         if not self._optimizer.inner.use_ema:
             return
         for on_rank in self._on:
-            on_rank.copy.finalize_variable_values(list(on_rank.updated))
+            on_rank.copy.finalize_variable_values(list(on_rank.shards))
         self._write_whole()
 
     def _write_whole(self) -> None:
@@ -228,7 +228,7 @@ class RunningKeras:
             for n, is_moved in enumerate(self._is_moved):
                 if is_moved:
                     shard = shard_slices(self._shards.layouts[n], self._shards.tensors[n].shape, self._shards.ranks[i])
-                    self._shards.variables[n][i].assign(on_rank.updated[n].value[shard])
+                    self._shards.variables[n][i].assign(on_rank.shards[n].value[shard])
 
     # A step
 
@@ -256,7 +256,7 @@ class RunningKeras:
         """Emit Keras's update on each rank, in a context in which it knows the sums over all shards."""
         with context:
             for on_rank, gradients in zip(self._on, by_rank, strict=True):
-                pairs = [(g, shard) for g, shard in zip(gradients, on_rank.updated, strict=True) if g is not None]
+                pairs = [(g, shard) for g, shard in zip(gradients, on_rank.shards, strict=True) if g is not None]
                 on_rank.copy.apply(*map(list, zip(*pairs, strict=True)))
         self._write_shards(emission)
 
@@ -279,13 +279,13 @@ class RunningKeras:
             if is_moved:
                 resharding = gather_resharding(self._shards.tensors[n], self._shards.layouts[n])
                 for on_rank, global_value in zip(self._on, emission.reshard(resharding, emission.read(n)), strict=True):
-                    on_rank.updated[n].value.assign(global_value)
+                    on_rank.shards[n].value.assign(global_value)
 
     def _write_shards(self, emission: Emission) -> None:
         """Write the values that every device updated in full back to the parameters, as shards."""
         for n, variables in enumerate(self._shards.variables):
             if self._is_moved[n]:
-                global_values = [on_rank.updated[n].value.read_value() for on_rank in self._on]
+                global_values = [on_rank.shards[n].value.read_value() for on_rank in self._on]
                 resharding = split_resharding(self._shards.tensors[n], self._shards.layouts[n])
                 for variable, shard in zip(variables, emission.reshard(resharding, global_values), strict=True):
                     variable.assign(shard)

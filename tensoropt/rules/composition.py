@@ -260,12 +260,12 @@ class SplitTrial:
         if name in rule.inner or name in rule.completed or name in rule.halos or rule.minor_to.get(name):
             return f"{op.where()} would need a collective to split factor '{name}' of {rule}"
         for i, tensor in op.operands:
-            state = SPLIT if _has(rule.operands[i], name) else WHOLE
+            state = SPLIT if _has_factor(rule.operands[i], name) else WHOLE
             if self.states[tensor.name] != state:
                 return f"{op.where()} would need {tensor} {state} and gets it {self.states[tensor.name]}"
         self.given[op.name] = name
         for tensor, dims, summed in zip(op.outputs, rule.results, rule.summed, strict=True):
-            self.states[tensor.name] = SPLIT if _has(dims, name) else PARTIAL if name in summed else WHOLE
+            self.states[tensor.name] = SPLIT if _has_factor(dims, name) else PARTIAL if name in summed else WHOLE
         return ""
 
     def _without_factor(self, op: Operator, rule: Rule) -> str:
@@ -308,6 +308,6 @@ class SplitTrial:
         return any(self.composition.find(("operand", position, d)) == self.root for d in range(rank))
 
 
-def _has(dims: Dims | None, name: str) -> bool:
+def _has_factor(dims: Dims | None, name: str) -> bool:
     """Return whether some dimension has a factor."""
     return dims is not None and any(name in names for names in dims)

@@ -210,7 +210,7 @@ class _Propagation:
     def _decide(self, op: Operator, forms: Forms, configs: Configs) -> str:
         """Give an operator its config; return an empty text, or the reason why it has none."""
         if op.type == PLACEHOLDER and op.result.shape[:1] == (self.batch,):
-            return self._take(op, Config(self.mesh, ("d0",) * len(self.mesh.sizes)), forms, configs)
+            return self._assign(op, Config(self.mesh, ("d0",) * len(self.mesh.sizes)), forms, configs)
         if op.type in SOURCES or not any(tensor.name in forms for _, tensor in op.operands):
             return ""
         if op.updates is not None:
@@ -218,14 +218,14 @@ class _Propagation:
         best: tuple[int, Config, Forms, Configs] | None = None
         for config in self._configs(op):
             new_forms, new_configs = forms.new_child(), configs.new_child()
-            n_pulled = self._reached(op, config, new_forms, new_configs)
+            n_pulled = self._count_pulled(op, config, new_forms, new_configs)
             if n_pulled is not None and (best is None or n_pulled < best[0]):
                 best = n_pulled, config, new_forms, new_configs
         if best is None:
             return f"{op.where()} needs the whole batch at once, as batch normalisation and lookups in the batch do"
         forms.update(best[2].maps[0])
         configs.update(best[3].maps[0])
-        return self._take(op, best[1], forms, configs)
+        return self._assign(op, best[1], forms, configs)
 
     def _configs(self, op: Operator) -> list[Config]:
         rule = rule_of(op)
@@ -234,10 +234,10 @@ class _Propagation:
         names = [name for name in factors if rule.extents[name] % self.n == 0]
         names += [f"+{i}" for i in range(len(rule.linear))]
         configs = (Config(self.mesh, (name,) * len(self.mesh.sizes)) for name in names)
-        candidates = [config for config in configs if not _why_not(rule, config)]
+        candidates = [config for config in configs if not _why_invalid(rule, config)]
         return [config for config in candidates if op.type not in COMPOSITES or _fits_body(op, config)]
 
-    def _reached(self, op: Operator, config: Config, forms: Forms, configs: Configs) -> int | None:
+    def _count_pulled(self, op: Operator, config: Config, forms: Forms, configs: Configs) -> int | None:
         """Return how many more operands must be split for a config; None where the config is impossible."""
         interface, n_pulled = interface_of(rule_of(op), config), 0
         for position, tensor in op.operands:
@@ -271,19 +271,19 @@ class _Propagation:
             new_forms, new_configs = forms.new_child(), configs.new_child()
             if all(
                 form is None or (form != SUM and self._pull(operand, form, new_forms, new_configs))
-                for operand, form in self._wanted(op, config)
+                for operand, form in self._operand_forms(op, config)
             ):
                 forms.update(new_forms.maps[0])
                 configs.update(new_configs.maps[0])
-                self._take(op, config, forms, configs)
+                self._assign(op, config, forms, configs)
                 return True
         return False
 
-    def _wanted(self, op: Operator, config: Config) -> list[tuple[Tensor, int | None]]:
+    def _operand_forms(self, op: Operator, config: Config) -> list[tuple[Tensor, int | None]]:
         interface = interface_of(rule_of(op), config)
         return [(tensor, _form(interface.operand(position).layout)) for position, tensor in op.operands]
 
-    def _take(self, op: Operator, config: Config, forms: Forms, configs: Configs) -> str:
+    def _assign(self, op: Operator, config: Config, forms: Forms, configs: Configs) -> str:
         configs[op.name] = config
         for tensor, layout in zip(op.outputs, interface_of(rule_of(op), config).results, strict=True):
             form = _form(layout)
@@ -299,11 +299,11 @@ class _Propagation:
             return not any(tensor.name in forms for _, tensor in op.operands)
         return all(
             forms.get(tensor.name) == form or (form == SUM and tensor.name not in forms)
-            for tensor, form in self._wanted(op, config)
+            for tensor, form in self._operand_forms(op, config)
         )
 
 
-def _why_not(rule: Rule, config: Config) -> str:
+def _why_invalid(rule: Rule, config: Config) -> str:
     return why_invalid(replace(rule, spread=""), config)
 
 

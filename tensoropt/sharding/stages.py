@@ -117,7 +117,7 @@ class Stages:
         graph = self.whole.graph
         result = {}
         for target, members in enumerate(self.members):
-            for tensor in self._received(members):
+            for tensor in self._received_tensors(members):
                 source = self._home(tensor)
                 trained = any(
                     (op.name, i) in self._gradients
@@ -153,7 +153,7 @@ class Stages:
         if not self.cuts:
             return graph
         members, early = self.members[index], self.early[index]
-        received = {tensor.name for tensor in self._received(members)}
+        received = {tensor.name for tensor in self._received_tensors(members)}
         sent = [crossing for crossing in self.crossings if crossing.source == index and crossing.has_gradient]
         operators: dict[str, Operator] = {}
         for op in early_first(graph, early):
@@ -162,7 +162,7 @@ class Stages:
             for _, tensor in op.operands:
                 if tensor.name in received:
                     received.discard(tensor.name)
-                    placeholder = self._fed(tensor)
+                    placeholder = self._placeholder_of(tensor)
                     operators[placeholder.name] = placeholder
             operators[op.name] = op
         if not graph.train_steps:
@@ -204,7 +204,7 @@ class Stages:
             differentiated=None,
         )
 
-    def _fed(self, tensor: Tensor) -> Operator:
+    def _placeholder_of(self, tensor: Tensor) -> Operator:
         """Return the placeholder that stands for a tensor of an earlier stage."""
         producer = self.whole.graph.producers[tensor.name]
         name = f"{producer.name}/received_{[output.name for output in producer.outputs].index(tensor.name)}"
@@ -280,7 +280,7 @@ class Stages:
         return lookups_ahead(self.whole.graph, self._in_order, following(self.whole.graph))
 
     @cached_property
-    def _everywhere(self) -> frozenset[str]:
+    def _common_operators(self) -> frozenset[str]:
         """The names of the operators that every stage has: what the optimizer takes, and the counter of steps."""
         return taken_by_optimizer(self.whole.graph)
 
@@ -337,12 +337,12 @@ class Stages:
             return [graph.producers[tensor.name].name for _, tensor in graph.operators[name].operands]
 
         constants = constant(graph)
-        result: list[set[str]] = [set(self._everywhere) for _ in range(self.n)]
+        result: list[set[str]] = [set(self._common_operators) for _ in range(self.n)]
         for name, stage in self._homes.items():
-            if name not in self._everywhere:
+            if name not in self._common_operators:
                 result[stage].add(name)
         for name, stage in self._stage_of.items():
-            if name not in constants and name not in self._everywhere:
+            if name not in constants and name not in self._common_operators:
                 result[stage].add(name)
         for members in result:
             names = [name for member in members for name in producers_of(member) if name in self._shared]
@@ -352,7 +352,7 @@ class Stages:
         result[-1].update(unused)
         return tuple(map(frozenset, result))
 
-    def _received(self, members: Iterable[str]) -> list[Tensor]:
+    def _received_tensors(self, members: Iterable[str]) -> list[Tensor]:
         """Return the tensors that operators use and that other stages compute, in no order that means anything."""
         graph, own = self.whole.graph, frozenset(members)
         operands = chain.from_iterable(graph.operators[name].operands for name in own)

@@ -32,7 +32,7 @@ class StagesAlike(Stages):
         """The stage of each operator that isn't a source; it never decreases in program order."""
         graph, result, stage = self.whole.graph, {}, 0
         followers, constants = following(graph), constant(graph)
-        homes = {name: home for name, home in self.like._homes.items() if name not in self._everywhere}
+        homes = {name: home for name, home in self.like._homes.items() if name not in self._common_operators}
         needs = {op.result.name: homes.get(op.name, 0) for op in graph.operators.values() if op.type == VARIABLE}
         for op in graph.operators.values():
             if op.type in SOURCES:
@@ -61,8 +61,8 @@ class StagesAlike(Stages):
         return LookupsAhead(tables, lookups, frozenset(indices))
 
     @cached_property
-    def _everywhere(self) -> frozenset[str]:
-        return self.like._everywhere & self.whole.graph.operators.keys()
+    def _common_operators(self) -> frozenset[str]:
+        return self.like._common_operators & self.whole.graph.operators.keys()
 
     @cached_property
     def _homes(self) -> dict[str, int]:

@@ -64,7 +64,7 @@ class BaselineTrial:
             on_first_rank: gives the result that rank 0 computes, or its error, to all ranks.
         """
         names = _names(plan)
-        stored = {name: on_first_rank(partial(self._kept, plan, name)) for name in names}
+        stored = {name: on_first_rank(partial(self._stored_seconds, plan, name)) for name in names}
         trials: dict[str, tuple[float, float]] = {name: seconds for name, seconds in stored.items() if seconds is not None}
         if len(trials) == len(names) and all(plan_s <= baseline_s for plan_s, baseline_s in trials.values()):
             return _with_trial(plan, trials, PLAN)
@@ -78,7 +78,7 @@ class BaselineTrial:
         if not baselines:
             return plan
         if not baselines.keys() <= trials.keys():
-            plan_s, *of_baselines = self._measured(plan, *baselines.values())
+            plan_s, *of_baselines = self._median_seconds(plan, *baselines.values())
             trials = {name: (plan_s, each_s) for name, each_s in zip(baselines, of_baselines, strict=True)}
             if self.processes.rank == 0:
                 for name, seconds in trials.items():
@@ -95,11 +95,11 @@ class BaselineTrial:
         """Return what the store keeps a trial of a plan against one of its baselines by."""
         return f"{self.collectives} {runs_as(plan)}{'' if name == _names(plan)[0] else f' {name}'}"
 
-    def _kept(self, plan: Plan, name: str) -> tuple[float, float] | None:
+    def _stored_seconds(self, plan: Plan, name: str) -> tuple[float, float] | None:
         """Return the seconds of a step of a plan and of a baseline in an earlier trial."""
         return self.store.step_s.get(self._key(plan, name))
 
-    def _measured(self, *plans: Plan) -> list[float]:
+    def _median_seconds(self, *plans: Plan) -> list[float]:
         """Return the median seconds of a step of each plan."""
         show = None
         if self.progress is not None and self.processes.rank == 0:
@@ -130,7 +130,7 @@ class BaselineTrial:
             plans: the plan that was found, and baselines that are tried as well.
         """
         plan = plans[0]
-        frontier, point = self._found(plan, name)
+        frontier, point = self._frontier_of(plan, name)
         if frontier is None or frontier.points[point].time_us > NEAR * plan.time_us:
             return None
         baseline = replace(frontier, assumed=plan.assumed).plan(point, plan.option)
@@ -147,7 +147,7 @@ class BaselineTrial:
         assert plan_frontier is not None
         return replace(baseline, frontier=plan_frontier, frontier_text=plan_frontier.table(), point=None)
 
-    def _found(self, plan: Plan, name: str) -> tuple[ModelFrontier | None, int]:
+    def _frontier_of(self, plan: Plan, name: str) -> tuple[ModelFrontier | None, int]:
         """Return the frontier that has a baseline, and its point there; None where there is none."""
         assert plan.frontier is not None
         result = plan.frontier.fastest_without_stages(self.limit_bytes)
@@ -161,11 +161,11 @@ def _names(plan: Plan) -> list[str]:
     return [WITHOUT_STAGES] * (len(plan.stages) > 1) + [DATA_PARALLELISM]
 
 
-def _with_trial(chosen: Plan, trials: Mapping[str, tuple[float, float]], name: str) -> Plan:
+def _with_trial(plan: Plan, trials: Mapping[str, tuple[float, float]], name: str) -> Plan:
     """Return what was chosen, with the seconds of the plan that was found and of each of its baselines."""
     plan_s = next(iter(trials.values()))[0]
     baselines = {BASELINE_US[baseline]: baseline_s * 1e6 for baseline, (_, baseline_s) in trials.items()}
-    return replace(chosen, assumed={**chosen.assumed, INTERLEAVED: {"plan_us": plan_s * 1e6, **baselines, "chosen": name}})
+    return replace(plan, assumed={**plan.assumed, INTERLEAVED: {"plan_us": plan_s * 1e6, **baselines, "chosen": name}})
 
 
 def runs_as(plan: Plan) -> str:

@@ -59,7 +59,7 @@ class _Operator(NamedTuple):
     micro_batches: int
 
 
-_Wanted = list[tuple[_Operator, float]]
+_Queue = list[tuple[_Operator, float]]
 """Operators with their predicted microseconds."""
 
 
@@ -105,12 +105,12 @@ class MeasuredSearch:
         def is_spent() -> bool:
             return self.clock() - start > self.budget_s
 
-        def next_round() -> _Wanted:
+        def next_round() -> _Queue:
             plans[:] = [self.search(MeasuredOperators(self.store.measured))]
-            operators = self._wanted(plans[0], is_first=not has_measured)
+            operators = self._next_operators(plans[0], is_first=not has_measured)
             if not (has_measured and is_spent()):
                 return operators
-            if self._of_plan(plans[0]):
+            if self._unmeasured_of_plan(plans[0]):
                 plans[:] = [self.search(MeasuredOperators(self.store.measured, is_cautious=True))]
             return []
 
@@ -129,12 +129,12 @@ class MeasuredSearch:
         Args:
             frontier: whose costs they are, on rank 0; what others give doesn't matter.
         """
-        operators: _Wanted = []
+        operators: _Queue = []
         if frontier is not None and self.processes.rank == 0:
             operators = self._unmeasured([PlannedPart(frontier, strategy.configs) for strategy in strategies])
         self._measure_all(self.processes.broadcast(operators), lambda: False)
 
-    def _measure_all(self, operators: _Wanted, is_spent: Callable[[], bool]) -> None:
+    def _measure_all(self, operators: _Queue, is_spent: Callable[[], bool]) -> None:
         """Measure operators one after the other until the budget is spent by rank 0's clock, but at least one."""
         for number, (operator, predicted_us) in enumerate(operators):
             if self.processes.broadcast(number > 0 and is_spent()):
@@ -155,7 +155,7 @@ class MeasuredSearch:
             else:
                 self.store.add([slowest_of(work, [t for t in times if t is not None])])
 
-    def _wanted(self, plan: Plan, is_first: bool) -> _Wanted:
+    def _next_operators(self, plan: Plan, is_first: bool) -> _Queue:
         """Return the operators to measure next, largest first: those of the plan, then those of what no plan should be
         slower than, data parallelism and, beside stages, the fastest plan without; or else those of the frontier.
 
@@ -164,22 +164,22 @@ class MeasuredSearch:
         """
         parts = parts_of(plan)
         least_us = self._least_worth_us(parts)
-        of_plan = self._of_plan(plan)
+        of_plan = self._unmeasured_of_plan(plan)
         if is_first or not of_plan:
             keys = {self._work_items[operator].key for operator, _ in of_plan}
-            alone = plan.frontier.fastest_without_stages(self.limit_bytes) if len(plan.stages) > 1 else None
-            unstaged = [] if alone is None else [part_of(*alone)]
-            baselines = [_of_data_parallelism(part.frontier) for part in (*parts, *unstaged)]
+            fastest = plan.frontier.fastest_without_stages(self.limit_bytes) if len(plan.stages) > 1 else None
+            unstaged = [] if fastest is None else [part_of(*fastest)]
+            baselines = [_data_parallel_part(part.frontier) for part in (*parts, *unstaged)]
             others = self._unmeasured([*unstaged, *baselines], least_us)
             of_plan += [pair for pair in others if self._work_items[pair[0]].key not in keys]
         return of_plan or self._unmeasured(parts_of_points(plan.frontier), least_us)
 
-    def _of_plan(self, plan: Plan) -> _Wanted:
+    def _unmeasured_of_plan(self, plan: Plan) -> _Queue:
         """Return the operators of a plan that are still to be measured."""
         parts = parts_of(plan)
         return self._unmeasured(parts, self._least_worth_us(parts))
 
-    def _unmeasured(self, parts: Iterable[PlannedPart], least_us: float = 0.0) -> _Wanted:
+    def _unmeasured(self, parts: Iterable[PlannedPart], least_us: float = 0.0) -> _Queue:
         by_key: dict[str, tuple[_Operator, float]] = {}
         for part in parts:
             for name, config in part.pairs(self.model):
@@ -224,7 +224,7 @@ class MeasuredSearch:
         }
 
 
-def _of_data_parallelism(frontier: ModelFrontier) -> PlannedPart:
+def _data_parallel_part(frontier: ModelFrontier) -> PlannedPart:
     """Return data parallelism, as far as it is in the searched space; forced configs may exclude some operators'."""
     batch = data_parallel.configs(BaselineTask(frontier.costing, frontier.mesh, frontier.built.space))
     configs = {
@@ -313,8 +313,8 @@ def find_measured(
     is_tried = first_values is not None and not request.force and runs_here
     share = WORTH_TRYING if is_tried or is_asked else WORTH_STAGES
 
-    def search(known: MeasuredOperators) -> Plan:
-        return find_answer(option, replace(request, known=known, worth_stages=share), parallelism)
+    def search(measured: MeasuredOperators) -> Plan:
+        return find_answer(option, replace(request, known=measured, worth_stages=share), parallelism)
 
     with closing(opened_store(processes)) as store:
         timer = OperatorTimer(ranks_per_core=processes.ranks_per_core)
