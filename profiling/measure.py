@@ -138,12 +138,12 @@ def _overhead_us(chain: Chain, ranks: MeasuringRanks) -> float:
     The fastest runs count, since a difference of medians would be mostly noise.
     """
     fastest_s = []
-    for action in (chain.few, chain.many):
+    for action in (chain.short, chain.long):
         for _ in range(2):  # an engine's first runs prepare
             action()
         ranks.largest(0.0)
         fastest_s.append(min(time_s(action, ranks.ranks_per_core) for _ in range(REPEATS[1])))
-    return ranks.largest(max(0.0, fastest_s[1] - fastest_s[0]) / chain.more * 1e6)
+    return ranks.largest(max(0.0, fastest_s[1] - fastest_s[0]) / chain.n_more * 1e6)
 
 
 def _measure_device(

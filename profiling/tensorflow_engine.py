@@ -94,8 +94,8 @@ class TensorFlowEngine:
             function = tf.function(body, autograph=False).get_concrete_function(start)
             return lambda: function(start).numpy()
 
-        few, many = lengths
-        return Chain(build(few), build(many), many - few)
+        short, long = lengths
+        return Chain(build(short), build(long), long - short)
 
     def operators(self) -> Chain:
         """Return chains of operators that do next to nothing."""

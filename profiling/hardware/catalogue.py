@@ -28,14 +28,14 @@ _NAME = re.compile(r"(?P<device>[a-z0-9]+)-(?P<machines>[1-9][0-9]*)x(?P<devices
 @cache
 def shipped() -> FrozenMapping[Hardware]:
     """Return the shipped descriptions by device name, in alphabetical order."""
-    described = {}
+    result = {}
     for entry in sorted(files(__package__).iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(".json"):
             with as_file(entry) as path:
-                described[entry.name.removesuffix(".json")] = Hardware.load(path)
+                result[entry.name.removesuffix(".json")] = Hardware.load(path)
     for device, nearest in _NEAREST.items():
-        described[device] = _as_near(described[device], described[nearest])
-    return FrozenMapping(described)
+        result[device] = _as_near(result[device], result[nearest])
+    return FrozenMapping(result)
 
 
 def _as_near(own: Hardware, measured: Hardware) -> Hardware:
@@ -77,14 +77,14 @@ def named(name: str) -> Hardware:
             f"{', '.join(shipped())}: did you mean {' or '.join(_nearest(name))}? Other devices need a hardware file: "
             "tensoropt calibrate writes this machine's, docs/reference/formats.md describes one"
         )
-    described = shipped()[match["device"]]
-    outer, inner = described.levels
+    hardware = shipped()[match["device"]]
+    outer, inner = hardware.levels
     levels = (replace(outer, count=int(match["machines"])), replace(inner, count=int(match["devices"])))
-    if levels == described.levels:
-        return described
+    if levels == hardware.levels:
+        return hardware
     is_part = levels[1] == inner and levels[0].count < outer.count
-    topology = described.topology.first(levels[0].count * inner.count) if described.topology and is_part else None
-    return replace(described, name=name, levels=levels, collectives=FrozenMapping({}), topology=topology)
+    topology = hardware.topology.first(levels[0].count * inner.count) if hardware.topology and is_part else None
+    return replace(hardware, name=name, levels=levels, collectives=FrozenMapping({}), topology=topology)
 
 
 def resolve(name_or_path: str | Path) -> Hardware:
@@ -105,10 +105,10 @@ def _read(value: object) -> Hardware:
         return Hardware.from_json(value)
     fields = checks.fields(value, "", ("format", "version", "like"), ("name", "price_per_hour", "watts"))
     check_format(fields)
-    described = named(checks.text(fields["like"], "like"))
-    device = replace(described.device, watts=fields.get("watts", described.device.watts))
-    name, price = fields.get("name", described.name), fields.get("price_per_hour")
-    return replace(described, name=name, price_per_hour=price, device=device)
+    original = named(checks.text(fields["like"], "like"))
+    device = replace(original.device, watts=fields.get("watts", original.device.watts))
+    name, price = fields.get("name", original.name), fields.get("price_per_hour")
+    return replace(original, name=name, price_per_hour=price, device=device)
 
 
 def part_of(hardware: Hardware, machines: int, devices: int) -> Hardware:
@@ -128,7 +128,7 @@ def part_of(hardware: Hardware, machines: int, devices: int) -> Hardware:
 
 
 def _nearest(name: str) -> list[str]:
-    usual = [described.name for described in shipped().values()]
+    usual = [hardware.name for hardware in shipped().values()]
     device, _, counts = name.lower().partition("-")
     names = [
         f"{near}-{counts}"

@@ -322,13 +322,13 @@ class Graph:
     def parameter_bytes(self) -> int:
         return sum(op.result.mem_bytes for op in self.variables if op.is_trainable)
 
-    def ancestors(self, tensors: Iterable[Tensor], controls: Iterable[str] = (), given: Container[str] = ()) -> set[str]:
+    def ancestors(self, tensors: Iterable[Tensor], controls: Iterable[str] = (), inputs: Container[str] = ()) -> set[str]:
         """Return the names of the operators that compute these tensors and controls, and of all operators that those need.
 
-        Tensors named in ``given`` need nothing.
+        Tensors named in ``inputs`` need nothing.
         """
         result: set[str] = set()
-        pending = [self.producers[tensor.name].name for tensor in tensors if tensor.name not in given] + list(controls)
+        pending = [self.producers[tensor.name].name for tensor in tensors if tensor.name not in inputs] + list(controls)
         while pending:
             name = pending.pop()
             if name in result or name in self.train_steps:
@@ -337,19 +337,19 @@ class Graph:
             op = self.operators[name]
             if op.type == GRADIENT:
                 gradients = self.gradients[op.attrs["of"]]
-                pending += [self.producers[gradients.loss.name].name] if gradients.loss.name not in given else []
-            pending += [self.producers[tensor.name].name for _, tensor in op.operands if tensor.name not in given]
+                pending += [self.producers[gradients.loss.name].name] if gradients.loss.name not in inputs else []
+            pending += [self.producers[tensor.name].name for _, tensor in op.operands if tensor.name not in inputs]
             pending += op.controls
             if op.updates is not None:
                 pending.append(op.updates)
         return result
 
-    def operators_of(self, step: TrainStep, given: Container[str] = ()) -> set[str]:
-        """Return the names of the operators that a training step runs. Tensors named in ``given`` need nothing."""
+    def operators_of(self, step: TrainStep, inputs: Container[str] = ()) -> set[str]:
+        """Return the names of the operators that a training step runs. Tensors named in ``inputs`` need nothing."""
         loss = [] if step.loss is None else [step.loss]
         counter = [step.step_counter] if step.step_counter else []
         tensors = [*loss, *step.gradients, *step.optimizer.tensors]
-        return self.ancestors(tensors, [*step.controls, *step.variables, *counter], given)
+        return self.ancestors(tensors, [*step.controls, *step.variables, *counter], inputs)
 
     @cached_property
     def step_operators(self) -> tuple[Operator, ...]:

@@ -58,8 +58,8 @@ class Classic:
 
     def imported(self, convert: Callable[[Any], Tensor]) -> Classic:
         """Return the same optimizer with imported tensors in place of recorded ones."""
-        imported = ((key, convert(value) if hasattr(value, "op") else float(value)) for key, value in self.hyperparameters)
-        return Classic(self.kind, tuple(imported))
+        values = ((key, convert(value) if hasattr(value, "op") else float(value)) for key, value in self.hyperparameters)
+        return Classic(self.kind, tuple(values))
 
     def __str__(self) -> str:
         return self.kind

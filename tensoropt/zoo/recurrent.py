@@ -112,11 +112,11 @@ def _lstm(x: tf.Tensor, steps: int, hidden: int, name: str, state: State | None 
 
         def step(part: tf.Tensor, state: State | None) -> State:
             gates = part if state is None else part + tf.matmul(state[0], recurrent)
-            into, forget, out, new = tf.unstack(tf.reshape(gates, [gates.shape[0], hidden, 4]), axis=2)
-            cell = tf.sigmoid(into) * tf.tanh(new)
+            input_gate, forget_gate, output_gate, new = tf.unstack(tf.reshape(gates, [gates.shape[0], hidden, 4]), axis=2)
+            cell = tf.sigmoid(input_gate) * tf.tanh(new)
             if state is not None:
-                cell += tf.sigmoid(forget) * state[1]
-            return tf.sigmoid(out) * tf.tanh(cell), cell
+                cell += tf.sigmoid(forget_gate) * state[1]
+            return tf.sigmoid(output_gate) * tf.tanh(cell), cell
 
         return _unrolled(dense(x, 4 * hidden, "input"), steps, step, state)
 
