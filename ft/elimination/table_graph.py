@@ -76,7 +76,7 @@ class TableGraph:
         thinning: how tables that eliminations make are thinned.
         max_work: the most sums of points that may be looked at in all, as estimated.
         tables: the tables by scope. The product of all is the problem.
-        left: number of states of the variables that were restricted.
+        n_left: number of states of the variables that were restricted.
         fixed: states of variables that had only one.
         counts: eliminations done, by kind.
         work: sums of points looked at so far, as estimated.
@@ -88,7 +88,7 @@ class TableGraph:
     thinning: Thinning
     max_work: float = math.inf
     tables: dict[tuple[int, ...], Table] = field(default_factory=dict)
-    left: dict[int, int] = field(default_factory=dict)
+    n_left: dict[int, int] = field(default_factory=dict)
     fixed: dict[int, int] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     work: float = 0.0
@@ -107,7 +107,7 @@ class TableGraph:
 
     def copy(self) -> TableGraph:
         """Return a graph that can be changed without changing this one."""
-        own = ("tables", "left", "fixed", "counts", "_efforts", "_neighbours")
+        own = ("tables", "n_left", "fixed", "counts", "_efforts", "_neighbours")
         copies = {name: copy(getattr(self, name)) for name in own}
         return replace(self, **copies, _scopes={}, _orders={}, _queue=[], _stale=set(), _ordered=())
 
@@ -157,7 +157,7 @@ class TableGraph:
 
     def n_states(self, variable: int) -> int:
         """Return how many states a variable may still take."""
-        return self.left.get(variable, self.sizes[variable])
+        return self.n_left.get(variable, self.sizes[variable])
 
     def cheapest(self, candidates: Collection[int]) -> Effort | None:
         """Return the elimination to do next, None if there is nothing to choose from.
@@ -257,7 +257,7 @@ class TableGraph:
             InfeasibleError: a neighbour has no state that goes with them.
         """
         sorted_states = np.array(sorted(states), np.int64)
-        self.left[variable] = len(sorted_states)
+        self.n_left[variable] = len(sorted_states)
         for table in self._pop_tables_of(variable):
             operation = "restricted", sorted_states.tobytes()
             self.add(self.repeated(operation, (table,), partial(_with_states, table, variable, sorted_states), variable))

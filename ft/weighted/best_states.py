@@ -34,7 +34,7 @@ def best_states(
         if not folds:
             states[step.variable] = _best(plan, tables, own, step, states)
             continue
-        key = plan.same[step.buckets[0].result], *[states[variable] for variable in plan.around[step.variable]]
+        key = plan.same[step.buckets[0].result], *[states[variable] for variable in plan.neighbours[step.variable]]
         if key not in cache:
             cache[key] = _best(plan, tables, own, step, states)
         states[step.variable] = cache[key]

@@ -57,7 +57,7 @@ class TableCosts:
     forbidden: npt.NDArray[np.bool_]
 
 
-def given_tables(problem: Problem) -> tuple[list[Shape], list[TableCosts]]:
+def problem_tables(problem: Problem) -> tuple[list[Shape], list[TableCosts]]:
     """Return the problem's tables: the nodes' own, then one for every two nodes with edges between them.
 
     Edges whose costs are sums of a cost of either end are added to their nodes' own costs.

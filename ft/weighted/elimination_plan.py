@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..problem import Ints, Problem
-from .cost_tables import Shape, TableCosts, first_equal, given_tables
+from .cost_tables import Shape, TableCosts, first_equal, problem_tables
 from .elimination_steps import Bucket, EliminationStep, Input
 
 MAX_TOTAL_CELLS = 1 << 26
@@ -47,24 +47,24 @@ class EliminationPlan:
     Attributes:
         n_states: the number of states of each node.
         max_cells: the most cells of a table that an elimination may make.
-        shapes: the shapes of all tables, by number; the first ``len(given)`` are the problem's.
-        given: the costs of the problem's tables.
+        shapes: the shapes of all tables, by number; the first ``len(costs)`` are the problem's.
+        costs: the costs of the problem's tables.
         steps: the eliminations.
         constants: the numbers of the results that depend on no variable.
         same: for each table, the number of the first that is equal to it whatever the weights; often its own.
         variable_of: for each result of a bucket the variable that was eliminated.
-        around: for each variable the other variables of its step's tables, in the tables' order.
+        neighbours: for each variable the other variables of its step's tables, in the tables' order.
     """
 
     n_states: tuple[int, ...]
     max_cells: int
     shapes: list[Shape] = field(default_factory=list)
-    given: list[TableCosts] = field(default_factory=list)
+    costs: list[TableCosts] = field(default_factory=list)
     steps: list[EliminationStep] = field(default_factory=list)
     constants: list[int] = field(default_factory=list)
     same: list[int] = field(default_factory=list)
     variable_of: dict[int, int] = field(default_factory=dict)
-    around: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    neighbours: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _n_equal: dict[int, int] = field(default_factory=dict)
 
     @classmethod
@@ -74,7 +74,7 @@ class EliminationPlan:
         An edge of the problem itself may have more cells. Where all tables together have more than MAX_TOTAL_CELLS, planning
         is repeated with a smaller ``max_cells``.
         """
-        shapes, tables = given_tables(problem)
+        shapes, tables = problem_tables(problem)
         same = first_equal(tables)
         while True:
             plan = cls(tuple(node.n_states for node in problem.nodes), max_cells, list(shapes), tables, same=list(same))
@@ -250,7 +250,7 @@ class _Planner:
         step = EliminationStep(variable, own, tuple(self._bucket(part) for part in parts))
         self.plan.steps.append(step)
         scopes = (self.plan.shapes[operand.table].scope for bucket in step.buckets for operand in bucket.inputs)
-        self.plan.around[variable] = tuple(other for scope in scopes for other in scope if other != variable)
+        self.plan.neighbours[variable] = tuple(other for scope in scopes for other in scope if other != variable)
         first = self.done.setdefault(self._key(step, parts), step)
         for bucket, first_bucket in zip(step.buckets, first.buckets, strict=True):
             self.plan.same.append(first_bucket.result)

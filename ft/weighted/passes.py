@@ -152,7 +152,7 @@ class WeightedPass:
         self.found: Least | None = None
         self.setting, self.plan, self.weights = setting, setting.plan, weights
         self.tables: list[Floats] = [np.empty(0)] * len(self.plan.shapes)
-        for number, costs in enumerate(self.plan.given):
+        for number, costs in enumerate(self.plan.costs):
             same = self.plan.same[number]
             self.tables[number] = self.tables[same] if same < number else self._weighted(costs)
         self.own: dict[int, list[Floats]] = {}  # by variable, each bucket's share of its own cost
@@ -208,7 +208,7 @@ class WeightedPass:
     def put_back(self) -> None:
         """Give the tables' memory back, for other passes."""
         for number, same in enumerate(self.plan.same):
-            if same == number or (not self.folds and number >= len(self.plan.given)):
+            if same == number or (not self.folds and number >= len(self.plan.costs)):
                 self.setting.pool.put_back(self.tables[number])
         self.tables.clear()
 
@@ -275,7 +275,7 @@ class WeightedPass:
                 of these before them. They are then neither exact nor bounds, but good enough to choose states and shares
                 by. None to do all.
         """
-        n_given, pool = len(self.plan.given), self.setting.pool
+        n_given, pool = len(self.plan.costs), self.setting.pool
         nodes: list[Floats] = [np.empty(0)] * len(self.plan.n_states)
         outside: dict[int, Floats] = {
             n: np.subtract(self.total, self.tables[n], out=pool.take(())) for n in self.plan.constants
@@ -343,7 +343,7 @@ class WeightedPass:
         """
         n_both, of_left, of_right = bucket.sizes
         beyond = outside.reshape(bucket.sizes)
-        results = [[x for x in part if x.table >= len(self.plan.given)] for part in (bucket.left, bucket.right)]
+        results = [[x for x in part if x.table >= len(self.plan.costs)] for part in (bucket.left, bucket.right)]
         of_group = np.empty(bucket.n_groups)
         pool = self.setting.pool
         lefts = pool.take((n_both, of_left, bucket.n_groups))

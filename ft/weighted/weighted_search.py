@@ -64,7 +64,7 @@ class WeightedSearch:
         self.problem = problem
         self.plan = EliminationPlan.of(problem, max_cells)
         self.deadline = deadline
-        tables = self.plan.given
+        tables = self.plan.costs
         self.most = (sum(int(costs.mem.max()) for costs in tables), sum(int(costs.time.max()) for costs in tables))
         self.setting = Setting(
             problem,

@@ -189,7 +189,7 @@ class Composition:
 
     def inner(self, op: Operator, config: Config) -> tuple[Config, Interface]:
         """Return the config and the interface of an operator of the body under a config of the composite."""
-        assignment = (self.trials[name].given.get(op.name, NONE) if name else NONE for name in config.assignment)
+        assignment = (self.trials[name].factors.get(op.name, NONE) if name else NONE for name in config.assignment)
         inner = Config(config.mesh, tuple(assignment))
         return inner, interface_of(self.rules[op.name], inner)
 
@@ -225,14 +225,14 @@ class SplitTrial:
     Attributes:
         why_not: the reason why the class can't be split; empty if it can.
         states: whether a tensor of the body is SPLIT, WHOLE or PARTIAL then, by tensor name.
-        given: the factor or linear group to which an axis of the class is assigned in an operator of the body, by operator
+        factors: the factor or linear group to which an axis of the class is assigned in an operator of the body, by operator
             name.
     """
 
     def __init__(self, composition: Composition, root: Node) -> None:
         self.composition, self.root = composition, root
         self.states: dict[str, str] = {}
-        self.given: dict[str, str] = {}
+        self.factors: dict[str, str] = {}
         self.why_not = self._run()
 
     def _run(self) -> str:
@@ -263,7 +263,7 @@ class SplitTrial:
             state = SPLIT if _has_factor(rule.operands[i], name) else WHOLE
             if self.states[tensor.name] != state:
                 return f"{op.where()} would need {tensor} {state} and gets it {self.states[tensor.name]}"
-        self.given[op.name] = name
+        self.factors[op.name] = name
         for tensor, dims, summed in zip(op.outputs, rule.results, rule.summed, strict=True):
             self.states[tensor.name] = SPLIT if _has_factor(dims, name) else PARTIAL if name in summed else WHOLE
         return ""
@@ -277,7 +277,7 @@ class SplitTrial:
         if partial and partial not in rule.linear:
             return f"{op.where()} isn't linear in {op.inputs[partial[0]]}, which would be a sum"
         if partial:
-            self.given[op.name] = f"+{rule.linear.index(partial)}"
+            self.factors[op.name] = f"+{rule.linear.index(partial)}"
         for tensor in op.outputs:
             self.states[tensor.name] = PARTIAL if partial else WHOLE
         return ""

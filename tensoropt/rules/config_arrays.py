@@ -20,13 +20,13 @@ class ConfigArrays:
     """K configs of a rule.
 
     Attributes:
-        given: int[K, axes], the number in ``names`` of the factor or linear group that each axis is assigned to.
+        assignments: int[K, axes], the number in ``names`` of the factor or linear group that each axis is assigned to.
     """
 
     rule: Rule
     configs: tuple[Config, ...]
     names: tuple[str, ...]
-    given: np.ndarray
+    assignments: np.ndarray
     _degrees: dict[str, Ints] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -42,7 +42,7 @@ class ConfigArrays:
 
     def has(self, name: str) -> Mask:
         """Return which axes are assigned to a factor or a linear group, bool[K, axes]."""
-        mask: Mask = self.given == self.names.index(name)
+        mask: Mask = self.assignments == self.names.index(name)
         return mask
 
     def degree(self, name: str) -> Ints:
@@ -55,7 +55,7 @@ class ConfigArrays:
     def splits_any(self, names: Iterable[str]) -> Mask:
         """Return whether some axis is assigned to one of the names, bool[K]."""
         numbers = [self.names.index(name) for name in names]
-        mask: Mask = np.isin(self.given, numbers).max(axis=1, initial=False)
+        mask: Mask = np.isin(self.assignments, numbers).max(axis=1, initial=False)
         return mask
 
     def local_points(self) -> Ints:
@@ -79,7 +79,7 @@ class ConfigArrays:
     def distinct_in(self, names: Iterable[str]) -> tuple[list[int], Ints]:
         """Return the index of the first of each kind of configs that are equal in these factors, and each one's kind."""
         numbers = [self.names.index(name) for name in names]
-        rows = np.where(np.isin(self.given, numbers), self.given, 0)
+        rows = np.where(np.isin(self.assignments, numbers), self.assignments, 0)
         _, first, kind = np.unique(rows, axis=0, return_index=True, return_inverse=True)
         return first.tolist(), kind.reshape(-1)
 
@@ -97,7 +97,7 @@ class Interfaces(Sequence[Interface]):
         rule = arrays.rule
         groups = [f"+{group}" for group in range(len(rule.linear))]
         bits = 1 << np.arange(numbers.n_axes, dtype=np.int64)
-        axes = np.where(arrays.given != 0, bits, 0).sum(axis=1, dtype=np.int64)
+        axes = np.where(arrays.assignments != 0, bits, 0).sum(axis=1, dtype=np.int64)
 
         def operand(position: int, dims: Dims) -> Shardings:
             partial = [group for group, positions in zip(groups, rule.linear, strict=True) if position in positions]
@@ -136,7 +136,7 @@ def _places(arrays: ConfigArrays, dims: Dims, partial: Iterable[str]) -> np.ndar
         dims: the factors of each of the tensor's dimensions; a dimension's axes come by factor, then in ascending order.
         partial: the factors and linear groups whose axes it is partial over.
     """
-    n_configs, n_axes = arrays.given.shape
+    n_configs, n_axes = arrays.assignments.shape
     places = np.full((n_configs, n_axes), IDLE, np.int16)
     for dim, names in enumerate(dims):
         n_before = np.zeros((n_configs, 1), np.int16)

@@ -199,7 +199,7 @@ def test_layers_that_are_alike_are_searched_once(max_cells: int) -> None:
         tuple(Edge(e.source, e.target, e.mem_bytes.copy(), e.time_ns.copy()) for e in edges),
     )
     together, apart = WeightedSearch(shared, max_cells), WeightedSearch(copies, max_cells)
-    given = len(together.plan.given)
+    given = len(together.plan.costs)
     assert len(set(together.plan.same[given:])) < (len(together.plan.same) - given) * 2 / 3
     apart.plan.same[:] = range(len(apart.plan.same))
     for weights in WEIGHTS:
