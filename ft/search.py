@@ -149,9 +149,9 @@ class _Search:
         if self.progress is not None:
             self._tell(max(len(self.problem.nodes) - len(graph.variables), 0))
 
-    def _tell(self, done: int) -> None:
+    def _tell(self, n_done: int) -> None:
         if self.progress is not None:
-            self.progress(done, len(self.problem.nodes))
+            self.progress(n_done, len(self.problem.nodes))
 
 
 def _joined(one: Frontier, other: Frontier) -> Frontier:

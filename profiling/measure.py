@@ -112,12 +112,12 @@ def measure(
         provenance["collectives"] = f"{occasion}, all groups at once, among operators, {means}"
         return Hardware(
             name="this machine", device=device, levels=fitted, collectives=tables, provenance=provenance, operators=NO_RATES,
-            measured=origin, collective_call_us=call_us, collective_path_us=path_us, exposed_share=exposed,
+            measured=origin, collective_call_us=call_us, collective_path_us=path_us, exposed_share=exposed_part,
         )
 
     watching = watching or Watching()
     tables: dict[str, dict[str, CollectiveTable]] = {}
-    exposed = 1.0
+    exposed_part = 1.0
     n_tables = len(device_partitions(mesh)) * len(COMMUNICATING_KINDS)
     for n_done, (kind, axes, table) in enumerate(measuring.each(budget_s / 2), start=1):
         tables.setdefault(kind, {})[axes_text(axes)] = table
@@ -125,7 +125,7 @@ def measure(
         if n_done >= sum(level.count > 1 for level in mesh.levels):
             watching.keep(described(tables, is_complete=False))
     if tables:
-        exposed = _exposed_share(computing, mesh, process, ranks, tables, device, budget_s / EXPOSED_PARTS)
+        exposed_part = _exposed_share(computing, mesh, process, ranks, tables, device, budget_s / EXPOSED_PARTS)
         provenance["exposed_share"] = f"{occasion}: products of matrices beside an all-reduce over all devices"
     # The ranks' numbers agree already; names and dates may differ.
     result: Hardware = process.broadcast(described(tables, is_complete=True))

@@ -113,9 +113,9 @@ class Overlap:
             overlappable[:, column[part.position]] += part.ns[strategies[:, edge.source], strategies[:, edge.target]]
         for node, part in self.computing.items():
             computing[:, column[part.position]] += part.ns[strategies[:, node]]
-        above = overlappable.sum(axis=1, keepdims=True) - np.cumsum(overlappable, axis=1)
-        below = np.cumsum(computing, axis=1) - computing
-        by_position: Ints = np.concatenate([overlappable.sum(axis=1, keepdims=True), above + below], axis=1)
+        ns_above = overlappable.sum(axis=1, keepdims=True) - np.cumsum(overlappable, axis=1)
+        ns_below = np.cumsum(computing, axis=1) - computing
+        by_position: Ints = np.concatenate([overlappable.sum(axis=1, keepdims=True), ns_above + ns_below], axis=1)
         least: Ints = by_position.min(axis=1)
         return least
 

@@ -293,7 +293,7 @@ class _Planner:
         plan, variable, parts = self.plan, effort.variable, effort.partitions
         left, right, axes = self._halves(effort)
         neighbours = tuple(v for axis in axes for v in axis)
-        both, of_left, of_right = (tuple(len(parts[v]) for v in axis) for axis in axes)
+        of_both, of_left, of_right = (tuple(len(parts[v]) for v in axis) for axis in axes)
         number = len(plan.shapes)
         bucket = Bucket(
             variable,
@@ -301,7 +301,7 @@ class _Planner:
             len(parts[variable]),
             tuple(self._input(effort, table, (*axes[0], *axes[1], variable)) for table in left),
             tuple(self._input(effort, table, (*axes[0], variable, *axes[2])) for table in right),
-            (both, of_left, of_right),
+            (of_both, of_left, of_right),
             number,
         )
         plan.shapes.append(Shape(neighbours, tuple(parts[v].class_of for v in neighbours), bucket.shape))

@@ -90,12 +90,12 @@ class _Back:
     """The result of going back through a bucket.
 
     Attributes:
-        beyond: for each cell of the bucket's result, the least that all tables outside of the bucket cost.
+        outer: for each cell of the bucket's result, the least that all tables outside of the bucket cost.
         of_state: the marginals of the variable's states, float64[K].
-        of_inputs: the same as ``beyond`` for each table of the bucket that an elimination made.
+        of_inputs: the same as ``outer`` for each table of the bucket that an elimination made.
     """
 
-    beyond: Floats
+    outer: Floats
     of_state: Floats
     of_inputs: tuple[Floats, ...]
 
@@ -285,8 +285,8 @@ class WeightedPass:
         for step in reversed(self.plan.steps):
             of_buckets = []
             for bucket, own in zip(step.buckets, self.own[step.variable], strict=True):
-                beyond = outside.pop(bucket.result)
-                back = self._back(bucket, own, beyond, samples)
+                outer = outside.pop(bucket.result)
+                back = self._back(bucket, own, outer, samples)
                 results = (operand.table for operand in bucket.inputs if operand.table >= n_given)
                 outside.update(zip(results, back.of_inputs, strict=True))
                 of_buckets.append(back.of_state)
@@ -298,7 +298,7 @@ class WeightedPass:
                     class_of = self.plan.shapes[number].of(step.variable)
                     marginal = least_of_classes(of_buckets[0], class_of, len(self.tables[number]))
                     outside[number] = less(marginal, self.tables[number], pool.take(marginal.shape))
-        arrays = (array for backs in self._backs.values() for back in backs for array in (back.beyond, *back.of_inputs))
+        arrays = (array for backs in self._backs.values() for back in backs for array in (back.outer, *back.of_inputs))
         for array in {id(array): array for array in arrays}.values():
             pool.put_back(array)
         self._backs.clear()
@@ -306,7 +306,7 @@ class WeightedPass:
         lowered = {id(marginals): marginals - self.margin for marginals in nodes} if self.margin else {}
         return Marginals(self.least(), tuple(lowered.get(id(marginals), marginals) for marginals in nodes))
 
-    def _back(self, bucket: Bucket, own: Floats, beyond: Floats, samples: int | None) -> _Back:
+    def _back(self, bucket: Bucket, own: Floats, outer: Floats, samples: int | None) -> _Back:
         """Return a bucket's marginals: those of an equal elimination, if the same costs lie beyond both, or of a sample.
 
         In a run of equal layers that is so from a few layers before its ends on.
@@ -315,14 +315,14 @@ class WeightedPass:
         backs = self._backs.setdefault(kind, [])
         visit = self._visits[kind] = self._visits.get(kind, -1) + 1
         for back in backs:
-            if back.beyond is beyond or np.array_equal(back.beyond, beyond):
+            if back.outer is outer or np.array_equal(back.outer, outer):
                 return back
         if samples is not None and backs and not _is_sample(visit, self.plan.n_equal(kind), samples):
             return backs[-1]
-        of_state, of_inputs, arrays = self._go_back(bucket, own, beyond)
+        of_state, of_inputs, arrays = self._go_back(bucket, own, outer)
         pool = self.setting.pool
         parts = ((marginal, self.tables[operand.table]) for operand, marginal in of_inputs)
-        back = _Back(beyond, of_state, tuple(less(whole, part, pool.take(whole.shape)) for whole, part in parts))
+        back = _Back(outer, of_state, tuple(less(whole, part, pool.take(whole.shape)) for whole, part in parts))
         for array in arrays:
             pool.put_back(array)
         backs.append(back)
@@ -342,7 +342,7 @@ class WeightedPass:
             these may be views of, to be put back.
         """
         n_both, of_left, of_right = bucket.sizes
-        beyond = outside.reshape(bucket.sizes)
+        outer = outside.reshape(bucket.sizes)
         results = [[x for x in part if x.table >= len(self.plan.costs)] for part in (bucket.left, bucket.right)]
         of_group = np.empty(bucket.n_groups)
         pool = self.setting.pool
@@ -350,10 +350,10 @@ class WeightedPass:
         rights = pool.take((n_both, bucket.n_groups, of_right))
         for chunk, left, right in self._halves(bucket, own):
             if results[0] or not results[1]:
-                lefts[..., chunk] = left + min_plus(beyond, turned(right))
+                lefts[..., chunk] = left + min_plus(outer, turned(right))
                 of_group[chunk] = lefts[..., chunk].min(axis=(0, 1))
             if results[1]:
-                rights[:, chunk] = right + min_plus(turned(left), beyond)
+                rights[:, chunk] = right + min_plus(turned(left), outer)
                 if not results[0]:
                     of_group[chunk] = rights[:, chunk].min(axis=(0, 2))
         best = least_of_classes(own, bucket.group, bucket.n_groups)

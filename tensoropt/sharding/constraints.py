@@ -92,14 +92,14 @@ def checked_devices(value: object, argument: str) -> tuple[int, ...]:
     return devices
 
 
-def by_operator(graph: Graph, placed: Placed) -> Placed:
+def by_operator(graph: Graph, placements: Placed) -> Placed:
     """Return the devices by name of an operator, where a type means all operators of it.
 
     Raises:
         InputError: a name is neither an operator's nor a type in the model.
     """
-    groups = sorted(set(placed.values()))
-    numbers = {name: {DEVICES: groups.index(devices)} for name, devices in placed.items()}
+    groups = sorted(set(placements.values()))
+    numbers = {name: {DEVICES: groups.index(devices)} for name, devices in placements.items()}
     return {name: groups[degrees[DEVICES]] for name, degrees in force_by_name(graph, numbers).items()}
 
 
@@ -112,9 +112,9 @@ def split_force(force: object) -> tuple[object, dict[str, tuple[int, ...]]]:
     if not isinstance(force, Mapping) or not all(isinstance(pinned, Mapping) for pinned in force.values()):
         return force, {}
     degrees = {name: {k: v for k, v in pinned.items() if k != DEVICES} for name, pinned in force.items()}
-    placed = {
+    placements = {
         str(name): checked_devices(pinned[DEVICES], f"force={{{cut(repr(name))}: {{'{DEVICES}': ...}}}}")
         for name, pinned in force.items()
         if DEVICES in pinned
     }
-    return {name: factors for name, factors in degrees.items() if factors or name not in placed}, placed
+    return {name: factors for name, factors in degrees.items() if factors or name not in placements}, placements
