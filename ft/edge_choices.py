@@ -35,7 +35,7 @@ def choice_states(
         Classes are in ascending order of their costs, read as rows.
     """
     first, class_of = _classes_of_rows(mem_bytes, time_ns, others)
-    of_class, choice = np.nonzero(~_dominated([each[first] for each in mem_bytes], [each[first] for each in time_ns]))
+    of_class, choice = np.nonzero(~_dominated([costs[first] for costs in mem_bytes], [costs[first] for costs in time_ns]))
     return first, class_of, of_class, choice
 
 

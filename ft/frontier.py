@@ -86,9 +86,9 @@ class Frontier:
         """Return in words that the frontier is exact, or how far from exact it is at most."""
         if self.bound is None:
             return "exact"
-        proven = int(self.exact_points.sum())
+        n_proven = int(self.exact_points.sum())
         return (
-            f"not exact: {proven} of {len(self)} points proven minimal, gap at most {self.worst_gap:.2%} "
+            f"not exact: {n_proven} of {len(self)} points proven minimal, gap at most {self.worst_gap:.2%} "
             f"(median {self.median_gap:.2%}), by {self.bound.source}"
         )
 
@@ -105,8 +105,8 @@ class Frontier:
 
         All else is this frontier's, the lower bound too.
         """
-        mem_bytes, time_ns, kept = union(self.mem_bytes, self.time_ns, mem_bytes, time_ns)
-        strategies = np.concatenate([self.strategies, strategies])[kept]
+        mem_bytes, time_ns, indices = union(self.mem_bytes, self.time_ns, mem_bytes, time_ns)
+        strategies = np.concatenate([self.strategies, strategies])[indices]
         return replace(self, mem_bytes=mem_bytes, time_ns=time_ns, strategies=strategies)
 
     def fastest(self) -> int:
@@ -130,6 +130,6 @@ class Frontier:
         return turning_point(self.mem_bytes, self.time_ns)
 
 
-def settled(found: Frontier) -> Frontier:
+def settled(frontier: Frontier) -> Frontier:
     """Return the frontier without its lower bound if the two meet: it is then exact."""
-    return replace(found, bound=None) if found.worst_gap == 0 else found
+    return replace(frontier, bound=None) if frontier.worst_gap == 0 else frontier

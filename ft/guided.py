@@ -84,18 +84,18 @@ class Guide:
             InfeasibleError: no strategy is allowed.
             TimeIsUpError: the deadline passed before the first two lines were ready.
         """
-        more = MORE**self.n_rounds
+        scale = MORE**self.n_rounds
         search = WeightedSearch(self.problem, FIRST_CELLS * MORE_CELLS**self.n_rounds, deadline)
-        hull = lagrangian(search, FIRST_LINES * more, self.found, self.gap / 2)
+        hull = lagrangian(search, FIRST_LINES * scale, self.found, self.gap / 2)
         self.bound = hull.bound if self.bound is None else self.bound.tightened(hull.bound)
-        known = hull.found if self.found is None else hull.found.with_others(self.found)
-        kept = self._promising(hull, known, FIRST_STATES * more)
-        tracked = self._tracked(kept)
+        points = hull.found if self.found is None else hull.found.with_others(self.found)
+        states = self._promising(hull, points, FIRST_STATES * scale)
+        tracked = self._tracked(states)
         self.counts = dict(tracked.counts)
-        self.found = known.with_others(Found(tracked.mem, tracked.time, in_states(tracked.strategies, kept)))
+        self.found = points.with_others(Found(tracked.mem, tracked.time, in_states(tracked.strategies, states)))
         self.n_rounds += 1
 
-    def _promising(self, hull: Hull, known: Found, n_states: int) -> list[Ints]:
+    def _promising(self, hull: Hull, points: Found, n_states: int) -> list[Ints]:
         """Return the states to keep of each node.
 
         Kept are the states of the known strategies, and the states of least reduced costs: ``n_states`` per node on average,
@@ -103,32 +103,32 @@ class Guide:
         """
         spread = np.unique(np.linspace(0, len(hull.lines) - 1, WITH_MARGINALS).round().astype(int))
         lines = [hull.lines[index] for index in spread.tolist()]
-        of_lines = [hull.search.marginals((each.mem_weight, each.time_weight), samples=SAMPLES).nodes for each in lines]
+        of_lines = [hull.search.marginals((line.mem_weight, line.time_weight), samples=SAMPLES).nodes for line in lines]
         by_arrays: dict[tuple[int, ...], Floats] = {}  # nodes of equal layers have the same arrays
 
         def reduced_cost(marginals: tuple[Floats, ...]) -> Floats:
             key = tuple(map(id, marginals))
             if key not in by_arrays:
-                parts = (each / max(line.least, 1) - 1 for each, line in zip(marginals, lines, strict=True))
+                parts = (marginal / max(line.least, 1) - 1 for marginal, line in zip(marginals, lines, strict=True))
                 by_arrays[key] = np.minimum.reduce(list(parts))
             return by_arrays[key]
 
         reduced = [reduced_cost(marginals) for marginals in zip(*of_lines, strict=True)]
-        every = np.sort(np.concatenate(reduced))
-        most = every[min(n_states * len(reduced), len(every)) - 1]
-        known_kept: dict[tuple[int, bytes], Ints] = {}
-        kept = []
-        for costs, states in zip(reduced, np.ascontiguousarray(known.strategies.T), strict=True):
+        sorted_costs = np.sort(np.concatenate(reduced))
+        limit = sorted_costs[min(n_states * len(reduced), len(sorted_costs)) - 1]
+        cache: dict[tuple[int, bytes], Ints] = {}
+        result = []
+        for costs, states in zip(reduced, np.ascontiguousarray(points.strategies.T), strict=True):
             choice = id(costs), states.tobytes()
-            if choice not in known_kept:
+            if choice not in cache:
                 best = np.argsort(costs, kind="stable")[: 2 * n_states]
-                known_kept[choice] = np.union1d(best[costs[best] <= most], states).astype(np.int64)
-            kept.append(known_kept[choice])
-        return kept
+                cache[choice] = np.union1d(best[costs[best] <= limit], states).astype(np.int64)
+            result.append(cache[choice])
+        return result
 
-    def _tracked(self, kept: list[Ints]) -> Tracked:
-        """Run Frontier-Tracking on the states ``kept`` alone; strategies are returned as indices into ``kept``."""
-        restricted = self.problem.restricted(kept)
+    def _tracked(self, subsets: list[Ints]) -> Tracked:
+        """Run Frontier-Tracking on these states of each node alone; strategies are returned as indices into them."""
+        restricted = self.problem.restricted(subsets)
         assert self.bound is not None
         least = int(self.bound.mem_bytes[0]), int(self.bound.time_ns[-1])
         thinning = Thinning.of(restricted, max(EPSILON, self.gap / 2), self.max_points, least)

@@ -56,11 +56,11 @@ class Interned:
 
     def _first(self, array: Ints) -> Ints:
         # Sums tell nearly all different arrays apart; those with equal ones are compared cell by cell.
-        alike = self._by_sums.setdefault((array.shape, array.sum(axis=-1).tobytes()), [])
-        for known in alike:
-            if (known == array).all():
-                return known
-        alike.append(array)
+        candidates = self._by_sums.setdefault((array.shape, array.sum(axis=-1).tobytes()), [])
+        for candidate in candidates:
+            if (candidate == array).all():
+                return candidate
+        candidates.append(array)
         return array
 
 

@@ -43,9 +43,9 @@ class LowerBound:
             mem, time: points such that every strategy, with the slack added, costs at least as much in both costs as one of
                 them.
         """
-        mem, time = (np.maximum(cost - spent, 0) for cost, spent in zip((mem, time), slack, strict=True))
-        kept = reduce_unsorted(mem, time)
-        return cls(mem[kept], time[kept], source)
+        mem, time = (np.maximum(cost - allowance, 0) for cost, allowance in zip((mem, time), slack, strict=True))
+        indices = reduce_unsorted(mem, time)
+        return cls(mem[indices], time[indices], source)
 
     def least_time(self, mem: Ints) -> Ints:
         """Return the least time that a strategy of exactly this memory could have; the largest integer if none can."""
@@ -57,20 +57,20 @@ class LowerBound:
         mem = np.union1d(self.mem_bytes, other.mem_bytes)
         mem = mem[mem >= max(self.mem_bytes[0], other.mem_bytes[0])]
         time = np.maximum(self.least_time(mem), other.least_time(mem))
-        kept = reduce_unsorted(mem, time)
-        return LowerBound(mem[kept], time[kept], _named(self, other))
+        indices = reduce_unsorted(mem, time)
+        return LowerBound(mem[indices], time[indices], _named(self, other))
 
     def lowered(self, time_ns: int) -> LowerBound:
         """Return the bound of strategies that take less time than this one bounds, by at most ``time_ns``."""
         times = np.maximum(self.time_ns - time_ns, 0)
-        kept = reduce_unsorted(self.mem_bytes, times)
-        return LowerBound(self.mem_bytes[kept], times[kept], self.source)
+        indices = reduce_unsorted(self.mem_bytes, times)
+        return LowerBound(self.mem_bytes[indices], times[indices], self.source)
 
     def loosened(self, other: LowerBound) -> LowerBound:
         """Return the bound of all strategies, if each is known to be bounded by at least one of the two."""
         mem, time = np.concatenate([self.mem_bytes, other.mem_bytes]), np.concatenate([self.time_ns, other.time_ns])
-        kept = reduce_unsorted(mem, time)
-        return LowerBound(mem[kept], time[kept], _named(self, other))
+        indices = reduce_unsorted(mem, time)
+        return LowerBound(mem[indices], time[indices], _named(self, other))
 
     def gaps(self, mem: Ints, time: Ints) -> Floats:
         """Return the gap of each of the bound's points to a frontier: float64[L]; infinite only where the bound has a zero.
@@ -80,12 +80,12 @@ class LowerBound:
         low, high = np.zeros(len(self.mem_bytes), np.int64), np.full(len(self.mem_bytes), len(mem), np.int64)
         while (low < high).any():
             middle = (low + high) // 2
-            at = np.minimum(middle, len(mem) - 1)
-            crossed = (_excess(mem[at], self.mem_bytes) >= _excess(time[at], self.time_ns)) | (middle >= high)
-            low, high = np.where(crossed, low, middle + 1), np.where(crossed, np.minimum(middle, high), high)
+            index = np.minimum(middle, len(mem) - 1)
+            is_crossed = (_excess(mem[index], self.mem_bytes) >= _excess(time[index], self.time_ns)) | (middle >= high)
+            low, high = np.where(is_crossed, low, middle + 1), np.where(is_crossed, np.minimum(middle, high), high)
         best = np.full(len(low), np.inf)
-        for at in (np.minimum(low, len(mem) - 1), np.maximum(low - 1, 0)):
-            best = np.minimum(best, np.maximum(_excess(mem[at], self.mem_bytes), _excess(time[at], self.time_ns)))
+        for index in (np.minimum(low, len(mem) - 1), np.maximum(low - 1, 0)):
+            best = np.minimum(best, np.maximum(_excess(mem[index], self.mem_bytes), _excess(time[index], self.time_ns)))
         return best
 
     def proves(self, mem: Ints, time: Ints) -> npt.NDArray[np.bool_]:
@@ -94,10 +94,10 @@ class LowerBound:
         That is so where the bound has no point that is at least as good in both costs, other than the point itself.
         """
         step = np.searchsorted(self.mem_bytes, mem, side="right") - 1
-        known = np.maximum(step, 0)
-        equal = (self.mem_bytes[known] == mem) & (self.time_ns[known] == time)
+        index = np.maximum(step, 0)
+        equal = (self.mem_bytes[index] == mem) & (self.time_ns[index] == time)
         before = np.maximum(step - 1, 0)
-        is_better = (step >= 0) & (self.time_ns[known] <= time) & ~equal
+        is_better = (step >= 0) & (self.time_ns[index] <= time) & ~equal
         also_before = equal & (step > 0) & (self.time_ns[before] <= time)
         result: npt.NDArray[np.bool_] = ~(is_better | also_before)
         return result
@@ -109,7 +109,7 @@ def _named(*bounds: LowerBound) -> str:
 
 def _excess(cost: Ints, bound: Ints) -> Floats:
     """Return the fraction by which a cost exceeds a bound; 0 if it doesn't."""
-    above = np.maximum(cost - bound, 0)
-    quotient = above / np.maximum(bound, 1)
-    result: Floats = np.where((bound == 0) & (above > 0), np.inf, quotient)
+    difference = np.maximum(cost - bound, 0)
+    quotient = difference / np.maximum(bound, 1)
+    result: Floats = np.where((bound == 0) & (difference > 0), np.inf, quotient)
     return result

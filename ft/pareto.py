@@ -25,17 +25,17 @@ def reduce_sorted(mem: Ints, time: Ints) -> Ints:
     """
     if len(mem) == 0:
         return np.empty(0, np.int64)
-    keep = np.empty(len(mem), np.bool_)
-    keep[0] = True
-    keep[1:] = time[1:] < np.minimum.accumulate(time)[:-1]
-    return np.flatnonzero(keep)
+    is_minimal = np.empty(len(mem), np.bool_)
+    is_minimal[0] = True
+    is_minimal[1:] = time[1:] < np.minimum.accumulate(time)[:-1]
+    return np.flatnonzero(is_minimal)
 
 
 def reduce_unsorted(mem: Ints, time: Ints) -> Ints:
     """Return the indices of the frontier of points in any order, by ascending memory; of equal points, the lowest index."""
     order: Ints = np.lexsort((time, mem)).astype(np.int64, copy=False)  # stable: equal points stay by index
-    kept: Ints = order[reduce_sorted(mem[order], time[order])]
-    return kept
+    indices: Ints = order[reduce_sorted(mem[order], time[order])]
+    return indices
 
 
 def product(mem: Ints, time: Ints, other_mem: Ints, other_time: Ints) -> tuple[Ints, Ints, Ints, Ints]:
@@ -47,8 +47,8 @@ def product(mem: Ints, time: Ints, other_mem: Ints, other_time: Ints) -> tuple[I
     left = np.repeat(np.arange(len(mem), dtype=np.int64), len(other_mem))
     right = np.tile(np.arange(len(other_mem), dtype=np.int64), len(mem))
     sum_mem, sum_time = mem[left] + other_mem[right], time[left] + other_time[right]
-    kept = reduce_unsorted(sum_mem, sum_time)
-    return sum_mem[kept], sum_time[kept], left[kept], right[kept]
+    indices = reduce_unsorted(sum_mem, sum_time)
+    return sum_mem[indices], sum_time[indices], left[indices], right[indices]
 
 
 def union(mem: Ints, time: Ints, other_mem: Ints, other_time: Ints) -> tuple[Ints, Ints, Ints]:
@@ -59,5 +59,5 @@ def union(mem: Ints, time: Ints, other_mem: Ints, other_time: Ints) -> tuple[Int
         first's.
     """
     all_mem, all_time = np.concatenate([mem, other_mem]), np.concatenate([time, other_time])
-    kept = reduce_unsorted(all_mem, all_time)
-    return all_mem[kept], all_time[kept], kept
+    indices = reduce_unsorted(all_mem, all_time)
+    return all_mem[indices], all_time[indices], indices

@@ -33,29 +33,29 @@ class InfeasibleError(ValueError):
     """Raised where no strategy is allowed; the message names the node or edge that shows it."""
 
 
-def _known(given: npt.ArrayLike, n_dims: int) -> Ints | None:
+def _checked_view(array: npt.ArrayLike, n_dims: int) -> Ints | None:
     """Return the checked view of an array of another node or edge, which must not be changed; None of any other array."""
-    view = _CHECKED.get(id(given))
+    view = _CHECKED.get(id(array))
     # As long as the view is there, what it is a view of is there too, so that no other array has its id.
-    return view if view is not None and (view is given or view.base is given) and view.ndim == n_dims else None
+    return view if view is not None and (view is array or view.base is array) and view.ndim == n_dims else None
 
 
-def _costs(array: npt.ArrayLike, what: str, owner: str, n_dims: int) -> Ints:
-    """Return ``array`` as a read-only int64 view, checked; ``what`` and ``owner`` name it in errors."""
-    given = np.asarray(array)
-    if not np.issubdtype(given.dtype, np.integer):
-        raise TypeError(f"{what} of {owner} must be integers (bytes, nanoseconds), got {given.dtype}; round them first")
-    if given.ndim != n_dims or given.size == 0:
+def _costs(costs: npt.ArrayLike, what: str, owner: str, n_dims: int) -> Ints:
+    """Return ``costs`` as a read-only int64 view, checked; ``what`` and ``owner`` name it in errors."""
+    array = np.asarray(costs)
+    if not np.issubdtype(array.dtype, np.integer):
+        raise TypeError(f"{what} of {owner} must be integers (bytes, nanoseconds), got {array.dtype}; round them first")
+    if array.ndim != n_dims or array.size == 0:
         expected = "[K] with K >= 1" if n_dims == 1 else "[K source, K target] with both K >= 1"
-        raise ValueError(f"{what} of {owner} must have shape {expected}, got {given.shape}")
-    if given.min() < 0 or given.max() > np.iinfo(np.int64).max:
-        worst = given.min() if given.min() < 0 else given.max()
+        raise ValueError(f"{what} of {owner} must have shape {expected}, got {array.shape}")
+    if array.min() < 0 or array.max() > np.iinfo(np.int64).max:
+        worst = array.min() if array.min() < 0 else array.max()
         raise ValueError(f"{what} of {owner} must lie in [0, 2^63), got {worst}; INFEASIBLE means not allowed")
-    result: Ints = given.astype(np.int64, copy=False).view()
+    result: Ints = array.astype(np.int64, copy=False).view()
     result.flags.writeable = False
     _CHECKED[id(result)] = result
-    if result.base is given and not given.flags.writeable:
-        _CHECKED[id(given)] = result
+    if result.base is array and not array.flags.writeable:
+        _CHECKED[id(array)] = result
     return result
 
 
@@ -66,10 +66,10 @@ def _label(owner: Node | Edge) -> str:
 
 def _set_costs(owner: Node | Edge, n_dims: int) -> None:
     """Check the owner's two cost arrays and replace them with read-only views."""
-    mem_bytes = _known(owner.mem_bytes, n_dims)
+    mem_bytes = _checked_view(owner.mem_bytes, n_dims)
     if mem_bytes is None:
         mem_bytes = _costs(owner.mem_bytes, "mem_bytes", _label(owner), n_dims)
-    time_ns = _known(owner.time_ns, n_dims)
+    time_ns = _checked_view(owner.time_ns, n_dims)
     if time_ns is None:
         time_ns = _costs(owner.time_ns, "time_ns", _label(owner), n_dims)
     if mem_bytes.shape != time_ns.shape:
@@ -160,15 +160,15 @@ class Problem:
             states: for each node the indices of its states to keep, in their new order; at least one.
         """
         numbers: dict[bytes, int] = {}  # of each different choice of states
-        number_of = [numbers.setdefault(kept.tobytes(), len(numbers)) for kept in states]
-        known: dict[tuple[object, ...], Ints] = {}  # what was one array stays one where the same states are kept
+        number_of = [numbers.setdefault(subset.tobytes(), len(numbers)) for subset in states]
+        cache: dict[tuple[object, ...], Ints] = {}  # what was one array stays one where the same states are kept
 
         def part(costs: Ints, *ends: int) -> Ints:
             key = identity(costs), *(number_of[end] for end in ends)
-            if key not in known:
-                known[key] = costs[np.ix_(*(states[end] for end in ends))]
-                known[key].flags.writeable = False
-            return known[key]
+            if key not in cache:
+                cache[key] = costs[np.ix_(*(states[end] for end in ends))]
+                cache[key].flags.writeable = False
+            return cache[key]
 
         nodes = [Node(n.name, part(n.mem_bytes, i), part(n.time_ns, i)) for i, n in enumerate(self.nodes)]
         edges = [
@@ -201,9 +201,9 @@ class Problem:
         return mem_bytes, time_ns
 
 
-def in_states(strategies: npt.NDArray[np.int32], kept: Sequence[Ints]) -> npt.NDArray[np.int32]:
-    """Return strategies of a problem that was restricted to the states ``kept`` in the states of the problem itself."""
-    return np.stack([those[strategies[:, node]] for node, those in enumerate(kept)], axis=1).astype(np.int32)
+def in_states(strategies: npt.NDArray[np.int32], states: Sequence[Ints]) -> npt.NDArray[np.int32]:
+    """Return strategies of a problem that was restricted to ``states`` in the states of the problem itself."""
+    return np.stack([indices[strategies[:, node]] for node, indices in enumerate(states)], axis=1).astype(np.int32)
 
 
 def identity(array: Ints) -> tuple[object, ...]:

@@ -95,19 +95,19 @@ class _Search:
     def _by_weights(self, best: Frontier | None) -> Frontier:
         """Search by the phases 2 and 3 of the module docstring, beginning with what phase 1 found, if anything."""
         guide = Guide(self.problem, self.use_ldp, self.budget.max_points, self._report, self.budget.gap)
-        began = time.monotonic()
+        start = time.monotonic()
         guide.round()
-        best = self._with(best, guide)
+        best = self._with_guided(best, guide)
         self.deadline = self.start + self.budget.seconds
         while not self._is_enough(best):
             # A round takes longer by up to the factor by which it has more cells, and a running elimination isn't cut short.
-            expected = _MORE * (time.monotonic() - began)
-            began = time.monotonic()
-            if began + expected > self.deadline:
+            expected = _MORE * (time.monotonic() - start)
+            start = time.monotonic()
+            if start + expected > self.deadline:
                 break
             try:
                 guide.round(self.deadline)
-                best = self._with(best, guide)
+                best = self._with_guided(best, guide)
             except (TimeIsUpError, _TimeIsUp):
                 break
         return best
@@ -116,12 +116,12 @@ class _Search:
         """Return whether the frontier is exact, or its worst gap is one to stop at."""
         return best.exact or best.worst_gap <= self.budget.gap
 
-    def _with(self, best: Frontier | None, guide: Guide) -> Frontier:
+    def _with_guided(self, best: Frontier | None, guide: Guide) -> Frontier:
         """Return the frontier of what was known and of what a guide found."""
         assert guide.found is not None
-        found = guide.found
-        guided = Frontier(found.mem, found.time, found.strategies, guide.counts, self.algorithm, guide.bound)
-        return settled(guided) if best is None else _better(best, guided)
+        points = guide.found
+        guided = Frontier(points.mem, points.time, points.strategies, guide.counts, self.algorithm, guide.bound)
+        return settled(guided) if best is None else _joined(best, guided)
 
     def _tracked(self, limits: Limits) -> Frontier | None:
         """Return the frontier, by eliminations alone; None if that takes too much.
@@ -130,8 +130,8 @@ class _Search:
             InfeasibleError: no strategy is allowed.
         """
         reduced = without_replaceable(self.problem)
-        kept = supported_states(reduced)
-        reduced = reduced.restricted(kept)
+        states = supported_states(reduced)
+        reduced = reduced.restricted(states)
         thinning = Thinning.of(reduced, 0.0, self.budget.max_points)
         try:
             tracked = track(reduced, self.use_ldp, thinning, limits, self._report)
@@ -139,7 +139,7 @@ class _Search:
             return None
         has_slack = any(tracked.slack)
         bound = LowerBound.within(tracked.mem, tracked.time, tracked.slack, "thinning") if has_slack else None
-        strategies = in_states(tracked.strategies, kept)
+        strategies = in_states(tracked.strategies, states)
         return settled(Frontier(tracked.mem, tracked.time, strategies, tracked.counts, self.algorithm, bound))
 
     def _report(self, graph: TableGraph) -> None:
@@ -149,14 +149,14 @@ class _Search:
         if self.progress is not None:
             self._tell(max(len(self.problem.nodes) - len(graph.variables), 0))
 
-    def _tell(self, done: int) -> None:
+    def _tell(self, n_done: int) -> None:
         if self.progress is not None:
-            self.progress(done, len(self.problem.nodes))
+            self.progress(n_done, len(self.problem.nodes))
 
 
-def _better(one: Frontier, other: Frontier) -> Frontier:
+def _joined(one: Frontier, other: Frontier) -> Frontier:
     """Return the frontier of the points of both searches, with the lower bound that both prove together."""
     if one.bound is None or other.bound is None:
         return one if one.bound is None else other
-    both = one.with_points(other.mem_bytes, other.time_ns, other.strategies)
-    return settled(replace(both, eliminations=other.eliminations, bound=one.bound.tightened(other.bound)))
+    union = one.with_points(other.mem_bytes, other.time_ns, other.strategies)
+    return settled(replace(union, eliminations=other.eliminations, bound=one.bound.tightened(other.bound)))

@@ -33,7 +33,7 @@ def _machine_free_bytes(root: Path) -> int:
         lines = (root / "proc/meminfo").read_text().splitlines()
     except OSError:  # not Linux
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    kilobytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if rest}
+    kilobytes = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines) if value}
     return kilobytes.get("MemAvailable", kilobytes["MemTotal"]) * 1024
 
 

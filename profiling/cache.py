@@ -12,8 +12,8 @@ VARIABLE, OFF = "TENSOROPT_CACHE", "off"
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return the folder, which may not exist yet; None if ``TENSOROPT_CACHE=off``: then nothing is kept or looked up."""
-    given = environ.get(VARIABLE)
-    if given is not None:
-        return None if given == OFF else Path(given).expanduser()
+    value = environ.get(VARIABLE)
+    if value is not None:
+        return None if value == OFF else Path(value).expanduser()
     caches = environ.get("XDG_CACHE_HOME")
     return (Path(caches) if caches else Path("~/.cache").expanduser()) / "tensoropt"

@@ -154,9 +154,9 @@ def _thinned(measuring: _Measuring, share_s: float) -> dict[int, np.ndarray]:
 
     The time of a pass over more sizes is predicted from a measurement of the fewest.
     """
-    few = measuring.times(SIZES[:FEWEST_SIZES], 0.0)
-    small, large = sorted(few)
-    first_s, last_s = (float(np.median(few[size])) for size in (small, large))
+    times = measuring.times(SIZES[:FEWEST_SIZES], 0.0)
+    small, large = sorted(times)
+    first_s, last_s = (float(np.median(times[size])) for size in (small, large))
     n_each = 2 * len(SHARES)
     beside_s = max(0.0, measuring.pass_s / n_each - first_s - last_s) / FEWEST_SIZES
     left_s = share_s - measuring.took_s
@@ -166,7 +166,7 @@ def _thinned(measuring: _Measuring, share_s: float) -> dict[int, np.ndarray]:
         return n_each * (PASSES[0] + 1) * sum(beside_s + first_s + per_byte_s * size for size in sizes)
 
     sizes = next((SIZES[:n] for n in range(len(SIZES), FEWEST_SIZES, -1) if passes_s(SIZES[:n]) <= left_s), None)
-    return few if sizes is None else measuring.times(sizes, left_s)
+    return times if sizes is None else measuring.times(sizes, left_s)
 
 
 @dataclass(slots=True)
@@ -192,9 +192,9 @@ class _Measuring:
         """Return by size the seconds in each pass, on which all ranks agree."""
         assert self.process.communicator is not None
         ranks = MeasuringRanks(self.process.communicator, self.mesh)
-        order = _twice(sizes)
+        order = _pass_order(sizes)
         seconds: list[tuple[float, float]] = []
-        runs = [self._pass(order, between, seconds) for between in SHARES]
+        runs = [self._pass(order, compute, seconds) for compute in SHARES]
 
         def pass_() -> None:
             for run in runs:
@@ -214,11 +214,11 @@ class _Measuring:
             for each_s in (ranks.without_waiting(self.axes, inside_s), ranks.slowest(around_s))
         )
         self.path_s = float(np.median(around_s))
-        found = inside_s + around_s
-        return {size: found[[process for process, each in enumerate(order) if each == size]].mean(axis=0) for size in sizes}
+        totals = inside_s + around_s
+        return {size: totals[[process for process, n in enumerate(order) if n == size]].mean(axis=0) for size in sizes}
 
     def _pass(
-        self, order: Sequence[int], between: ComputeBetween, seconds: list[tuple[float, float]]
+        self, order: Sequence[int], compute: ComputeBetween, seconds: list[tuple[float, float]]
     ) -> Callable[[], object]:
         """Return a function that runs the collectives of some sizes.
 
@@ -226,16 +226,16 @@ class _Measuring:
         """
         is_sum = self.kind in SUMS
         if self.process.emitted is not None:
-            emitted = [self.process.emitted(self.kind, self.axes, size) for size in order]
-            stamped = self.engine.among_emitted(emitted, is_sum, between)
-            return lambda: seconds.extend((float(each_s), 0.0) for each_s in stamped())
+            operators = [self.process.emitted(self.kind, self.axes, size) for size in order]
+            run = self.engine.among_emitted(operators, is_sum, compute)
+            return lambda: seconds.extend((float(each_s), 0.0) for each_s in run())
         assert self.process.communicator is not None
-        clocked = _Clocked(self.process.communicator)
-        calls = [collective(self.kind, self.mesh, self.axes, self.process.rank, clocked, size) for size in order]
-        return self.engine.among([(count, _clocked(call, clocked, seconds)) for count, call in calls], is_sum, between)
+        communicator = _Clocked(self.process.communicator)
+        calls = [collective(self.kind, self.mesh, self.axes, self.process.rank, communicator, size) for size in order]
+        return self.engine.among([(count, _clocked(call, communicator, seconds)) for count, call in calls], is_sum, compute)
 
 
-def _twice(sizes: Sequence[int]) -> list[int]:
+def _pass_order(sizes: Sequence[int]) -> list[int]:
     """Return the sizes in the order of a pass: falling, then alternately from both ends, a large one before each small one.
     """
     falling = sorted(sizes, reverse=True)
@@ -251,14 +251,14 @@ class _Clocked:
     seconds: float = 0.0
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.inner, name)
+        attribute = getattr(self.inner, name)
         if name not in COMMUNICATING_KINDS:
-            return found
+            return attribute
 
-        def timed(*arguments: Any, **named: Any) -> Any:
-            started = time.perf_counter()
-            result = found(*arguments, **named)
-            self.seconds += time.perf_counter() - started
+        def timed(*arguments: Any, **options: Any) -> Any:
+            start = time.perf_counter()
+            result = attribute(*arguments, **options)
+            self.seconds += time.perf_counter() - start
             return result
 
         return timed
@@ -271,9 +271,9 @@ def _clocked(
 
     def timed(shard: np.ndarray) -> np.ndarray:
         communicator.seconds = 0.0
-        started = time.perf_counter()
+        start = time.perf_counter()
         result = run(shard)
-        all_s = time.perf_counter() - started
+        all_s = time.perf_counter() - start
         seconds.append((communicator.seconds, all_s - communicator.seconds))
         return result
 
@@ -289,10 +289,10 @@ def collective(
     ``n_bytes`` means for each kind what the docstring of ``hardware_costs.py`` says. The input is a rank's array of
     float32, and the function returns the rank's array after the collective.
     """
-    n_members, mine = mesh.size_of(axes), mesh.index_along(axes, rank)
+    n_members, index = mesh.size_of(axes), mesh.index_along(axes, rank)
     n_numbers = n_bytes // np.dtype(np.float32).itemsize
     bounds = [block_bounds(n_numbers, n_members, member) for member in range(n_members)]
-    start, end = bounds[mine]
+    start, end = bounds[index]
     if kind == "all_to_all":
 
         def exchange(whole: np.ndarray) -> np.ndarray:

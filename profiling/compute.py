@@ -25,11 +25,11 @@ EVICTING_BYTES = 1 << 23
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Two actions: ``many()`` runs ``more`` operators more than ``few()``, so the difference of their times is theirs."""
+    """Two actions: ``long()`` runs ``n_more`` operators more than ``short()``: the difference of their times is theirs."""
 
-    few: Action
-    many: Action
-    more: int
+    short: Action
+    long: Action
+    n_more: int
 
 
 @dataclass(frozen=True, slots=True)

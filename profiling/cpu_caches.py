@@ -40,6 +40,6 @@ class Evicting:
 
 def cache_bytes(folder: Path = CACHES) -> int:
     """Return the bytes of the last level of cache as Linux has it, else a common size; at most ``MOST_CACHE_BYTES``."""
-    found = (re.fullmatch(r"(\d+)([KM])", file.read_text().strip()) for file in folder.glob("index*/size"))
-    sizes = [int(each[1]) << {"K": 10, "M": 20}[each[2]] for each in found if each is not None]
+    matches = (re.fullmatch(r"(\d+)([KM])", file.read_text().strip()) for file in folder.glob("index*/size"))
+    sizes = [int(match[1]) << {"K": 10, "M": 20}[match[2]] for match in matches if match is not None]
     return min(MOST_CACHE_BYTES, max(sizes, default=USUAL_CACHE_BYTES))

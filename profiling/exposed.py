@@ -49,7 +49,7 @@ def exposed_share(
     alone_s = seconds_of(size)
     n_products = max(1, round(LONGER * alone_s / product_s))
     call = all_reduce(size)
-    actions = [engine.with_products(*each) for each in ((None, 0), (call, 0), (None, n_products), (call, n_products))]
+    actions = [engine.with_products(*pair) for pair in ((None, 0), (call, 0), (None, n_products), (call, n_products))]
     times_s: list[list[float]] = [[] for _ in actions]
     for number in range(1 + max(FEWEST, min(MOST, int(budget_s / (_ROUND * alone_s))))):
         for action, times in zip(actions, times_s, strict=True):

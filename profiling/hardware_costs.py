@@ -90,9 +90,9 @@ class MeasuredCurve:
 
     def time_ns(self, n_bytes: int) -> float:
         if n_bytes <= self.sizes[0]:
-            return self._below(n_bytes)
+            return self._time_below(n_bytes)
         if n_bytes >= self.sizes[-1]:
-            return self._beyond(n_bytes)
+            return self._time_beyond(n_bytes)
         index = bisect_right(self.sizes, n_bytes) - 1
         (x0, x1), (t0, t1) = self.sizes[index : index + 2], self.times_ns[index : index + 2]
         part = (n_bytes - x0) / (x1 - x0)
@@ -100,7 +100,7 @@ class MeasuredCurve:
             return t0 + (t1 - t0) * part
         return n_bytes / (x0 / t0 + (x1 / t1 - x0 / t0) * part)
 
-    def _below(self, n_bytes: int) -> float:
+    def _time_below(self, n_bytes: int) -> float:
         """Return the time below the first size: on the line through the first two sizes, but at least in proportion to
         the bytes.
 
@@ -109,7 +109,7 @@ class MeasuredCurve:
         (x0, x1), (t0, t1) = self.sizes[:2], self.times_ns[:2]
         return max(t0 - (t1 - t0) / (x1 - x0) * (x0 - n_bytes), t0 * n_bytes / x0)
 
-    def _beyond(self, n_bytes: int) -> float:
+    def _time_beyond(self, n_bytes: int) -> float:
         """Return the time beyond the last size: on the line through the last two sizes, but never flatter than the whole
         table.
 
@@ -149,7 +149,7 @@ class CollectiveCosts:
     """
 
     def __init__(self, hardware: Hardware, mesh: Mesh) -> None:
-        counts = [[level.count for level in each.levels] for each in (mesh, hardware.mesh(mesh.n_devices))]
+        counts = [[level.count for level in m.levels] for m in (mesh, hardware.mesh(mesh.n_devices))]
         if counts[0] != counts[1]:
             raise ValueError(
                 f"mesh {mesh} is not one of {hardware.name}: got levels of {counts[0]} units, expected {counts[1]}; "
@@ -223,8 +223,8 @@ class CollectiveCosts:
         measured = self.is_measured(kind, axes)
         local = "copied_bytes_per_s" if self.hardware.device.copied_bytes_per_s else "memory_bytes_per_s"
         field = "collectives" if measured else local if kind == "local" else "levels"
-        said = self.hardware.provenance.get(field, "source not given")
-        return f"{'measured' if measured else 'modelled'}: {said}"
+        text = self.hardware.provenance.get(field, "source not given")
+        return f"{'measured' if measured else 'modelled'}: {text}"
 
     def _modelled(self, kind: str, axes: tuple[int, ...]) -> LatencyLine:
         return modelled(self.hardware, self.mesh, kind, axes)
@@ -291,9 +291,9 @@ class OperatorCosts:
 
     def time_ns(self, work: WorkItem) -> int:
         """Return the time of one operator, forward and, where it has a backward pass, backward."""
-        known = self.measured.get(work.key) if work.key else None
-        if known is not None:
-            return round(known.time_us * self._ns_per_us)
+        sample = self.measured.get(work.key) if work.key else None
+        if sample is not None:
+            return round(sample.time_us * self._ns_per_us)
         ways = WAYS if work.n_gradients else WAYS[:1]
         return round(sum(self._unmeasured_us(work, way) for way in ways) * self._ns_per_us)
 
@@ -301,8 +301,8 @@ class OperatorCosts:
         """Return the part of :meth:`time_ns` that is the backward pass."""
         if not work.n_gradients:
             return 0
-        known = self.measured.get(work.key) if work.key else None
-        return round((self._unmeasured_us(work, BACKWARD) if known is None else known.backward_us) * self._ns_per_us)
+        sample = self.measured.get(work.key) if work.key else None
+        return round((self._unmeasured_us(work, BACKWARD) if sample is None else sample.backward_us) * self._ns_per_us)
 
     def predicted_us(self, work: WorkItem, way: str) -> float:
         """Return the predicted time of one way (forward or backward) of an operator, even if it has been measured."""

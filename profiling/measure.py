@@ -93,61 +93,61 @@ def measure(
     # A GPU computes beside its rank's core.
     per_core = process.ranks_per_core if computing.device_memory_bytes() is None else 1.0
     ranks = MeasuringRanks(process.communicator, mesh, per_core)
-    when = f"measured {datetime.date.today().isoformat()} on {ranks.count} ranks at once, the slowest counts"
-    device, provenance = _measure_device(computing, process, ranks, budget_s / 2, when)
+    occasion = f"measured {datetime.date.today().isoformat()} on {ranks.count} ranks at once, the slowest counts"
+    device, provenance = _measure_device(computing, process, ranks, budget_s / 2, occasion)
     call_us = 0.0
     if process.emitted is None:
-        call_us = sum(share * _overhead_us(computing.callbacks(between), ranks) for between, share in SHARES.items())
+        call_us = sum(share * _overhead_us(computing.callbacks(compute), ranks) for compute, share in SHARES.items())
     measuring = CollectiveTables(computing, mesh, process, call_us)
     provenance["levels"] = _how_levels_were_found(mesh)
 
     def described(tables: Tables, is_complete: bool) -> Hardware:
         fitted = tuple(fitted_link(level, index, mesh, tables, device) for index, level in enumerate(mesh.levels))
-        today, is_quick = datetime.date.today().isoformat(), budget_s < QUICK_S
-        by = process.collectives, process.is_by_nccl
-        origin = Origin(today, computing.tensorflow, computing.threads, is_complete, is_quick, *by)
+        date, is_quick = datetime.date.today().isoformat(), budget_s < QUICK_S
+        backend = process.collectives, process.is_by_nccl
+        origin = Origin(date, computing.tensorflow, computing.threads, is_complete, is_quick, *backend)
         path_us = measuring.path_us
         python = f"with {call_us:.1f} us for the engine's call into Python and {path_us:.1f} us there"
-        how = python if process.emitted is None else f"as operators of {process.collectives}"
-        provenance["collectives"] = f"{when}, all groups at once, among operators, {how}"
+        means = python if process.emitted is None else f"as operators of {process.collectives}"
+        provenance["collectives"] = f"{occasion}, all groups at once, among operators, {means}"
         return Hardware(
             name="this machine", device=device, levels=fitted, collectives=tables, provenance=provenance, operators=NO_RATES,
-            measured=origin, collective_call_us=call_us, collective_path_us=path_us, exposed_share=exposed,
+            measured=origin, collective_call_us=call_us, collective_path_us=path_us, exposed_share=exposed_part,
         )
 
     watching = watching or Watching()
     tables: dict[str, dict[str, CollectiveTable]] = {}
-    exposed = 1.0
+    exposed_part = 1.0
     n_tables = len(device_partitions(mesh)) * len(COMMUNICATING_KINDS)
-    for done, (kind, axes, table) in enumerate(measuring.each(budget_s / 2), start=1):
+    for n_done, (kind, axes, table) in enumerate(measuring.each(budget_s / 2), start=1):
         tables.setdefault(kind, {})[axes_text(axes)] = table
-        watching.progress(done, n_tables)
-        if done >= sum(level.count > 1 for level in mesh.levels):
+        watching.progress(n_done, n_tables)
+        if n_done >= sum(level.count > 1 for level in mesh.levels):
             watching.keep(described(tables, is_complete=False))
     if tables:
-        exposed = _exposed(computing, mesh, process, ranks, tables, device, budget_s / EXPOSED_PARTS)
-        provenance["exposed_share"] = f"{when}: products of matrices beside an all-reduce over all devices"
+        exposed_part = _exposed_share(computing, mesh, process, ranks, tables, device, budget_s / EXPOSED_PARTS)
+        provenance["exposed_share"] = f"{occasion}: products of matrices beside an all-reduce over all devices"
     # The ranks' numbers agree already; names and dates may differ.
     result: Hardware = process.broadcast(described(tables, is_complete=True))
     return result
 
 
-def _overhead_us(timed: Chain, ranks: MeasuringRanks) -> float:
+def _overhead_us(chain: Chain, ranks: MeasuringRanks) -> float:
     """Return the microseconds of one of the chain's operators.
 
     The fastest runs count, since a difference of medians would be mostly noise.
     """
     fastest_s = []
-    for action in (timed.few, timed.many):
+    for action in (chain.short, chain.long):
         for _ in range(2):  # an engine's first runs prepare
             action()
         ranks.largest(0.0)
         fastest_s.append(min(time_s(action, ranks.ranks_per_core) for _ in range(REPEATS[1])))
-    return ranks.largest(max(0.0, fastest_s[1] - fastest_s[0]) / timed.more * 1e6)
+    return ranks.largest(max(0.0, fastest_s[1] - fastest_s[0]) / chain.n_more * 1e6)
 
 
 def _measure_device(
-    engine: TensorFlowEngine, process: MeasuringProcess, ranks: MeasuringRanks, budget_s: float, when: str
+    engine: TensorFlowEngine, process: MeasuringProcess, ranks: MeasuringRanks, budget_s: float, occasion: str
 ) -> tuple[Device, dict[str, str]]:
     """Measure the device, on which all ranks agree, and return it with the provenance of its numbers."""
     share_s = budget_s / DEVICE_PARTS
@@ -167,18 +167,18 @@ def _measure_device(
     free = f"free when measured, over {process.local_ranks} ranks of the machine, the least of all ranks"
     provenance = {
         "memory_bytes": "the device's own" if own is not None else free,
-        "flops_per_s": f"{when}: {engine.name}, product of square matrices of {engine.gemm_extent} rows",
-        "memory_bytes_per_s": f"{when}: {engine.name}, {STREAM_BYTES} bytes read and as many written, elementwise",
-        "operator_overhead_us": f"{when}: {engine.name}, a chain of products of 4 by 4 matrices",
+        "flops_per_s": f"{occasion}: {engine.name}, product of square matrices of {engine.gemm_extent} rows",
+        "memory_bytes_per_s": f"{occasion}: {engine.name}, {STREAM_BYTES} bytes read and as many written, elementwise",
+        "operator_overhead_us": f"{occasion}: {engine.name}, a chain of products of 4 by 4 matrices",
     }
     if copied_per_s:
-        provenance["copied_bytes_per_s"] = f"{when}: NumPy, rows of {4 * COPIED[1]} bytes put together from two halves"
+        provenance["copied_bytes_per_s"] = f"{occasion}: NumPy, rows of {4 * COPIED[1]} bytes put together from two halves"
     if ranks.unequal > UNEQUAL:
         provenance["ranks"] = f"the slowest rank took {ranks.unequal:.1f} times as long as the fastest; the slowest counts"
     return device, provenance
 
 
-def _exposed(
+def _exposed_share(
     engine: TensorFlowEngine,
     mesh: Mesh,
     process: MeasuringProcess,

@@ -54,9 +54,9 @@ def key_of(operator_type: str, dtype: str, way: str, rates: Rates = NO_RATES) ->
 def samples_of(measured: Iterable[Measured], rates: Rates = NO_RATES) -> dict[Key, list[Sample]]:
     """Return the samples of both ways of all measured works, by :func:`key_of`."""
     groups: dict[Key, list[Sample]] = {}
-    for each in measured:
-        work = each.work
-        for way, time_us in ((FORWARD, each.forward_us), (BACKWARD, each.backward_us if work.n_gradients else 0)):
+    for m in measured:
+        work = m.work
+        for way, time_us in ((FORWARD, m.forward_us), (BACKWARD, m.backward_us if work.n_gradients else 0)):
             if time_us > 0:
                 sample = Sample(*amounts(work, way), time_us)
                 groups.setdefault(key_of(work.type, work.dtype, way, rates), []).append(sample)
@@ -86,7 +86,7 @@ def scaled(samples: Sequence[Sample], predicted_us: Sequence[float]) -> float:
     """Return the factor for predictions that were made without samples: the median of measured over predicted, 1 without
     any.
     """
-    ratios = [sample.time_us / known for sample, known in zip(samples, predicted_us, strict=True) if known > 0]
+    ratios = [sample.time_us / guess for sample, guess in zip(samples, predicted_us, strict=True) if guess > 0]
     return statistics.median(ratios) if ratios else 1.0
 
 

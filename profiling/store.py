@@ -80,9 +80,9 @@ class Store:
 
     def add(self, operators: Iterable[Measured]) -> None:
         """Keep measurements; an earlier one of an equal work is replaced."""
-        added = {each.work.key: each for each in operators}
+        added = {operator.work.key: operator for operator in operators}
         self.measured.update(added)
-        self._write(_WRITE, [(self.environment, key, *_row(each)) for key, each in added.items()])
+        self._write(_WRITE, [(self.environment, key, *_row(operator)) for key, operator in added.items()])
 
     def add_step_s(self, key: str, plan_s: float, data_parallel_s: float) -> None:
         """Keep the seconds of a step of a plan and of data parallelism, measured interleaved; earlier ones of the key
@@ -164,28 +164,28 @@ class Store:
         """Read what can be read of a file that can't be written; if its folder can't be written either, read it without
         locks.
         """
-        for how in ("mode=ro", "immutable=1"):
+        for mode in ("mode=ro", "immutable=1"):
             with contextlib.suppress(sqlite3.Error, TypeError, ValueError):
-                connection = sqlite3.connect(f"{path.resolve().as_uri()}?{how}", uri=True, timeout=self._patience_s)
+                connection = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, timeout=self._patience_s)
                 with contextlib.closing(connection):
                     self._read(connection)
                     return
 
     def _restarted(self, path: Path, error: sqlite3.Error) -> sqlite3.Connection | None:
-        aside = path.with_name(f"{path.name}.broken-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+        backup = path.with_name(f"{path.name}.broken-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
         self.measured.clear()
         self.step_s.clear()
         try:
             with contextlib.suppress(FileNotFoundError):  # another rank was first
-                path.replace(aside)
-            for belonging in ("-wal", "-shm"):
-                path.with_name(path.name + belonging).unlink(missing_ok=True)
+                path.replace(backup)
+            for suffix in ("-wal", "-shm"):
+                path.with_name(path.name + suffix).unlink(missing_ok=True)
             connection = self._connected(path)
         except (OSError, sqlite3.Error) as another:
             self._do_without(another)
             return None
         self._say(
-            f"the store of measured operators '{path}' is broken ({cut(error)}); it is now '{aside.name}', and a new one "
+            f"the store of measured operators '{path}' is broken ({cut(error)}); it is now '{backup.name}', and a new one "
             "begun"
         )
         return connection
@@ -196,7 +196,7 @@ class Store:
         self.close()
 
 
-def _row(each: Measured) -> tuple[object, ...]:
-    work = each.work
+def _row(measurement: Measured) -> tuple[object, ...]:
+    work = measurement.work
     of_work = (work.type, work.dtype, work.flops, work.n_bytes, work.n_gradients, work.gradient_bytes)
-    return (*of_work, each.forward_us, each.backward_us, each.spread)
+    return (*of_work, measurement.forward_us, measurement.backward_us, measurement.spread)

@@ -43,8 +43,8 @@ class TensorFlowEngine:
         self.tensorflow = tf.__version__
         self.threads = _threads_within_operators(tf)
         is_tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
-        how = f"TF32 {'on' if is_tf32 else 'off'}" if self._gpu else f"{self.threads or 'all'} threads"
-        self.name = f"TensorFlow {tf.__version__}, {how}"
+        setting = f"TF32 {'on' if is_tf32 else 'off'}" if self._gpu else f"{self.threads or 'all'} threads"
+        self.name = f"TensorFlow {tf.__version__}, {setting}"
 
     def device_name(self) -> str:
         if not self._gpu:
@@ -94,15 +94,15 @@ class TensorFlowEngine:
             function = tf.function(body, autograph=False).get_concrete_function(start)
             return lambda: function(start).numpy()
 
-        few, many = lengths
-        return Chain(build(few), build(many), many - few)
+        short, long = lengths
+        return Chain(build(short), build(long), long - short)
 
     def operators(self) -> Chain:
         """Return chains of operators that do next to nothing."""
         with self._tf.device(self._device):
             return self._chain(lambda x: self._tf.matmul(x, x), (1, CHAIN + 1))
 
-    def callbacks(self, between: ComputeBetween) -> Chain:
+    def callbacks(self, compute: ComputeBetween) -> Chain:
         """Return chains without and with calls from TensorFlow into Python."""
         tf = self._tf
 
@@ -124,15 +124,15 @@ class TensorFlowEngine:
             return lambda: function(start, other).numpy()
 
         with tf.device("/CPU:0"):
-            start, other = tf.fill((4, 4), 0.25), tf.ones(between.n_numbers)
+            start, other = tf.fill((4, 4), 0.25), tf.ones(compute.n_numbers)
             return Chain(build(False), build(True), _CALLBACKS)
 
-    def among(self, calls: Sequence[Call], is_early: bool, between: ComputeBetween) -> Action:
+    def among(self, calls: Sequence[Call], is_early: bool, compute: ComputeBetween) -> Action:
         """Return an action that makes an array for each call and hands it over in Python, one call after the other.
 
         Args:
             is_early: make all arrays before the first call, else each just before its own.
-            between: the compute before each call.
+            compute: the compute before each call.
         """
         tf = self._tf
 
@@ -140,26 +140,26 @@ class TensorFlowEngine:
             keep_thread_state()
             return calls[number][1](array)
 
-        def take(number: int, array: Any, nothing: Any) -> tuple[Any, Any]:
-            result = tf.numpy_function(partial(called, number), [array, nothing], tf.float32)
+        def take(number: int, array: Any, zero: Any) -> tuple[Any, Any]:
+            result = tf.numpy_function(partial(called, number), [array, zero], tf.float32)
             return result[0], tf.constant(0.0, tf.float64)
 
-        return self._among([count for count, _ in calls], is_early, between, take)
+        return self._among([count for count, _ in calls], is_early, compute, take)
 
-    def among_emitted(self, calls: Sequence[Call], is_early: bool, between: ComputeBetween) -> Callable[[], np.ndarray]:
+    def among_emitted(self, calls: Sequence[Call], is_early: bool, compute: ComputeBetween) -> Callable[[], np.ndarray]:
         """Return a function like :meth:`among` whose calls are operators of its graph, and which returns their seconds."""
         tf = self._tf
 
-        def take(number: int, array: Any, nothing: Any) -> tuple[Any, Any]:
-            with tf.control_dependencies([array, nothing]):
-                started = tf.timestamp()
-            with tf.control_dependencies([started]):
+        def take(number: int, array: Any, zero: Any) -> tuple[Any, Any]:
+            with tf.control_dependencies([array, zero]):
+                start = tf.timestamp()
+            with tf.control_dependencies([start]):
                 array = tf.identity(array)
             result = calls[number][1](array)
             with tf.control_dependencies([result]):
-                return result[0], tf.timestamp() - started
+                return result[0], tf.timestamp() - start
 
-        function = self._among([count for count, _ in calls], is_early, between, take)
+        function = self._among([count for count, _ in calls], is_early, compute, take)
 
         def run() -> np.ndarray:
             with unoptimized():  # else both clocks are read one after the other
@@ -171,7 +171,7 @@ class TensorFlowEngine:
         self,
         counts: Sequence[int],
         is_early: bool,
-        between: ComputeBetween,
+        compute: ComputeBetween,
         take: Callable[[int, Any, Any], tuple[Any, Any]],
     ) -> Callable[[], np.ndarray]:
         """Return a function that makes arrays of the sizes ``counts`` and uses each of them by ``take``.
@@ -181,24 +181,24 @@ class TensorFlowEngine:
         """
         tf = self._tf
         with tf.device(self._device):
-            square = tf.fill((between.extent, between.extent), 1 / between.extent)
-            other = tf.ones(between.n_numbers)
+            square = tf.fill((compute.extent, compute.extent), 1 / compute.extent)
+            other = tf.ones(compute.n_numbers)
 
         def body(other: Any) -> Any:
             # TensorFlow runs an operator that depends on nothing at once, or long after: each needs an input to wait for.
-            nothing, told = other[0] * 1e-30, []
-            early = [tf.fill([count], 1.0) * (1 + nothing) for count in counts] if is_early else []
+            zero, outputs = other[0] * 1e-30, []
+            early = [tf.fill([count], 1.0) * (1 + zero) for count in counts] if is_early else []
             with tf.control_dependencies(early):
-                nothing = tf.identity(nothing)
+                zero = tf.identity(zero)
             for number, count in enumerate(counts):
-                product = tf.matmul(square * (1 + nothing), square)
-                nothing = tf.reduce_sum(other * (1 + product[0, 0] * 1e-30)) * 1e-30
-                array = early[number] if is_early else tf.fill([count], 1.0) * (1 + nothing)
-                result, number_told = take(number, array, nothing)
-                nothing = nothing + result * 1e-30
-                told.append(number_told)
-            with tf.control_dependencies([nothing]):
-                return tf.stack(told)
+                product = tf.matmul(square * (1 + zero), square)
+                zero = tf.reduce_sum(other * (1 + product[0, 0] * 1e-30)) * 1e-30
+                array = early[number] if is_early else tf.fill([count], 1.0) * (1 + zero)
+                result, output = take(number, array, zero)
+                zero = zero + result * 1e-30
+                outputs.append(output)
+            with tf.control_dependencies([zero]):
+                return tf.stack(outputs)
 
         function = tf.function(body, autograph=False).get_concrete_function(other)
         return lambda: function(other).numpy()
@@ -228,10 +228,10 @@ class TensorFlowEngine:
 
         def body(x: Any) -> Any:
             first = x[0, 0]
-            waited = waited_for(first)
+            dependency = waited_for(first)
             for _ in range(n_products):
                 x = tf.matmul(x, start)
-            return x[0, 0] + waited
+            return x[0, 0] + dependency
 
         function = tf.function(body, autograph=False).get_concrete_function(start)
         return lambda: function(start).numpy()
@@ -239,12 +239,12 @@ class TensorFlowEngine:
 
 def _threads_within_operators(tf: Any) -> int:
     """Return how many threads TensorFlow has within an operator; 0 for as many as there are cores, if these are several."""
-    asked: int = tf.config.threading.get_intra_op_parallelism_threads()
+    n_threads: int = tf.config.threading.get_intra_op_parallelism_threads()
     from_environment = os.environ.get("TF_NUM_INTRAOP_THREADS", "")  # which TensorFlow goes by where nothing was asked for
-    if not asked and from_environment.isdecimal():
-        asked = int(from_environment)
+    if not n_threads and from_environment.isdecimal():
+        n_threads = int(from_environment)
     usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))  # it is Linux's
-    return asked or int(len(usable(0)) == 1)
+    return n_threads or int(len(usable(0)) == 1)
 
 
 @contextmanager

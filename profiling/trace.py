@@ -100,13 +100,13 @@ def allocated(events: Iterable[MemoryEvent]) -> Iterator[tuple[int, int]]:
         yield event.time_ps, total
 
 
-def traced_step(step: Callable[[], object], between: Callable[[], Iterable[MemoryEvent]] = lambda: ()) -> StepTrace:
+def traced_step(step: Callable[[], object], other_memory: Callable[[], Iterable[MemoryEvent]] = lambda: ()) -> StepTrace:
     """Run a step, or several, under TensorFlow's profiler, and return the trace.
 
     The step should have run before, so that nothing is built meanwhile.
 
     Args:
-        between: is called after the step, and returns the events of memory that isn't TensorFlow's, by the system's
+        other_memory: is called after the step, and returns the events of memory that isn't TensorFlow's, by the system's
             clock.
     """
     import tensorflow as tf
@@ -119,15 +119,15 @@ def traced_step(step: Callable[[], object], between: Callable[[], Iterable[Memor
         finally:
             tf.profiler.experimental.stop()
         (file,) = Path(folder).rglob("*.xplane.pb")
-        return read_trace(file.read_bytes(), between())
+        return read_trace(file.read_bytes(), other_memory())
 
 
-def read_trace(content: bytes, between: Iterable[MemoryEvent] = ()) -> StepTrace:
+def read_trace(content: bytes, other_memory: Iterable[MemoryEvent] = ()) -> StepTrace:
     """Read what TensorFlow's profiler has written (an ``.xplane.pb``), and add the events of other memory."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     space = xplane_pb2.XSpace.FromString(content)
-    others, launched, on_device = tuple(between), list[OperatorEvent](), list[OperatorEvent]()
+    others, launched, on_device = tuple(other_memory), list[OperatorEvent](), list[OperatorEvent]()
     memory: dict[bool, list[MemoryEvent]] = {False: [], True: []}
     # The times of events are relative to the start of the trace.
     start_ps = 1000 * max(dict(_stats(plane, plane)).get("profile_start_time", 0) for plane in space.planes)
@@ -148,10 +148,10 @@ def read_trace(content: bytes, between: Iterable[MemoryEvent] = ()) -> StepTrace
                     operator, _, kind = name.rpartition(":")
                     run = OperatorEvent(operator, kind, line.id, time_ps, event.duration_ps)
                     (on_device if is_device else launched).append(run)
-    ran = {event.name for event in on_device}
-    operators = (*on_device, *(event for event in launched if event.name not in ran))
-    counted = memory[True] or memory[False]
-    return StepTrace(operators, (*others, *counted), bool(counted))
+    names = {event.name for event in on_device}
+    operators = (*on_device, *(event for event in launched if event.name not in names))
+    own_memory = memory[True] or memory[False]
+    return StepTrace(operators, (*others, *own_memory), bool(own_memory))
 
 
 def _is_operator(name: str) -> bool:
@@ -165,9 +165,9 @@ def _memory_event(stats: Mapping[str, Any], time_ps: int, is_allocation: bool) -
     return MemoryEvent(time_ps, int(stats["addr"]), n_bytes if is_allocation else -n_bytes)
 
 
-def _stats(plane: Any, of: Any) -> Iterator[tuple[str, Any]]:
+def _stats(plane: Any, record: Any) -> Iterator[tuple[str, Any]]:
     """Yield name and value of the integers and texts among the statistics of an event, or of a plane."""
-    for stat in of.stats:
+    for stat in record.stats:
         kind = stat.WhichOneof("value")
         if kind == "ref_value":  # A text that the plane has once for all of its events.
             yield plane.stat_metadata[stat.metadata_id].name, plane.stat_metadata[stat.ref_value].name

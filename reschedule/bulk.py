@@ -76,31 +76,32 @@ class Weighted:
         copied = graph.copied[edges] & -(2 << leading_dim(steps.shape))
         n_copies = (copied != 0).astype(np.int64) + (copied & copied - 1 != 0)  # the number of bits set, of at most two
         is_copied = usable & (n_copies > 0)
-        asked = np.zeros(len(kinds) * n_masks * len(sizes), bool)
-        asked[query[usable]] = asked[copy[is_copied]] = True
-        times = np.full(len(asked), NEVER[np.dtype(np.int64)])
+        is_asked = np.zeros(len(kinds) * n_masks * len(sizes), bool)
+        is_asked[query[usable]] = is_asked[copy[is_copied]] = True
+        times = np.full(len(is_asked), NEVER[np.dtype(np.int64)])
         if steps.ask_all is not None:
-            times[asked] = steps.ask_all(kinds, [axes_of_mask(mask) for mask in range(n_masks)], sizes).reshape(-1)[asked]
-        for number in np.flatnonzero(asked).tolist() if steps.ask_all is None else ():
+            all_axes = [axes_of_mask(mask) for mask in range(n_masks)]
+            times[is_asked] = steps.ask_all(kinds, all_axes, sizes).reshape(-1)[is_asked]
+        for number in np.flatnonzero(is_asked).tolist() if steps.ask_all is None else ():
             kind, mask, size = np.unravel_index(number, (len(kinds), n_masks, len(sizes)))
             times[number] = steps.ask(kinds[kind], axes_of_mask(int(mask)), int(sizes[size]))
         of_class = np.where(usable, times[query] + n_copies * np.where(is_copied, times[copy], 0), NEVER[np.dtype(np.int64)])
         return cls(graph, fits, of_class)
 
-    def search(self, starts: _Starts, wanted: Ints) -> Ints:
-        """Return the nanoseconds from each start to each state in ``wanted``, which fit, int64[wanted, starts]."""
+    def search(self, starts: _Starts, targets: Ints) -> Ints:
+        """Return the nanoseconds from each start to each target, all of which fit, int64[targets, starts]."""
         size = max(1, _MOST_TIMES // len(self.fits))
-        nanoseconds = np.empty((len(wanted), starts.n_rows), np.int64)
+        nanoseconds = np.empty((len(targets), starts.n_rows), np.int64)
         narrow: np.dtype[Any] = np.dtype(np.int32)
         wide: np.dtype[Any] = np.dtype(np.int64)
         first = narrow
         for i in range(0, starts.n_rows, size):
             rows = np.arange(i, min(i + size, starts.n_rows))
-            nanoseconds[:, rows] = times = self._distances(starts.of(rows), first)[wanted]
+            nanoseconds[:, rows] = times = self._distances(starts.of(rows), first)[targets]
             if first == narrow:
-                long = rows[(times == NEVER[narrow]).any(axis=0)]
-                nanoseconds[:, long] = self._distances(starts.of(long), wide)[wanted]
-                first = wide if 2 * len(long) > len(rows) else narrow  # where many overflow, others will too
+                overflowing_rows = rows[(times == NEVER[narrow]).any(axis=0)]
+                nanoseconds[:, overflowing_rows] = self._distances(starts.of(overflowing_rows), wide)[targets]
+                first = wide if 2 * len(overflowing_rows) > len(rows) else narrow  # where many overflow, others will too
         return nanoseconds
 
     def _distances(self, starts: _Starts, kind: np.dtype[Any]) -> Ints:
@@ -141,8 +142,8 @@ class _Starts:
 
     def of(self, rows: Ints) -> _Starts:
         """Return the starts of some rows (ascending), which are then numbered from 0."""
-        chosen = np.isin(self.row, rows)
-        return _Starts(len(rows), np.searchsorted(rows, self.row[chosen]), self.state[chosen], self.time_ns[chosen])
+        is_chosen = np.isin(self.row, rows)
+        return _Starts(len(rows), np.searchsorted(rows, self.row[is_chosen]), self.state[is_chosen], self.time_ns[is_chosen])
 
 
 def times_between(steps: StepTimes, states: Sequence[State], partial: bool, runs: int | None) -> Ints:
@@ -152,8 +153,8 @@ def times_between(steps: StepTimes, states: Sequence[State], partial: bool, runs
         partial: whether the layouts on the way may be partial.
         runs: the most runs of axes that a dimension may be made of on the way; None for any number.
     """
-    known = orders(len(steps.axis_sizes), runs)
-    chains = {i: leaving for i, state in enumerate(states) if (leaving := unwinding(state, known))}
+    table = orders(len(steps.axis_sizes), runs)
+    chains = {i: leaving for i, state in enumerate(states) if (leaving := unwinding(state, table))}
     if chains:
         return _with_chains(steps, states, chains, partial, runs)
     graph = layout_graph(len(steps.axis_sizes), len(steps.shape), partial, runs)
@@ -161,8 +162,8 @@ def times_between(steps: StepTimes, states: Sequence[State], partial: bool, runs
     inside = [i for i, state in enumerate(states) if graph.orders.has(*state)]
     numbers = graph.number_of([states[i] for i in inside])
     if len(inside) == len(states):
-        among: Ints = weighted.search(_Starts.at(numbers), numbers).T
-        return among
+        result: Ints = weighted.search(_Starts.at(numbers), numbers).T
+        return result
     return _between_ends(steps, weighted, states, np.array(inside, np.int64), numbers)
 
 
@@ -190,10 +191,10 @@ def _may_be_one_step(states: Sequence[State]) -> Mask:
     """Return which pairs one step may lead between: the others needn't be looked at, bool[states, states]."""
     splits = np.array([[hash(axes) for axes in state.splits] for state in states], np.int64).reshape(len(states), -1)
     axes = np.array([[mask_of_axes(state.partial), mask_of_axes(tuple(chain(*state.splits)))] for state in states])
-    n_changed = sum((each[:, None] != each for each in splits.T), np.zeros((len(states),) * 2, np.int8))
+    n_changed = sum((column[:, None] != column for column in splits.T), np.zeros((len(states),) * 2, np.int8))
     has_same_axes = (axes[:, None] == axes).all(axis=2)
-    found: Mask = (n_changed < 2) | ((n_changed == 2) & has_same_axes)
-    return found
+    result: Mask = (n_changed < 2) | ((n_changed == 2) & has_same_axes)
+    return result
 
 
 def _between_ends(steps: StepTimes, weighted: Weighted, states: Sequence[State], inside: Ints, numbers: Ints) -> Ints:
@@ -202,8 +203,8 @@ def _between_ends(steps: StepTimes, weighted: Weighted, states: Sequence[State],
     One step leads from such a state into the graph, or from the graph to it.
     """
     outside = np.setdiff1d(np.arange(len(states)), inside).tolist()
-    leaving = [(i, *step) for i in outside for step in steps_into(steps, weighted.graph, states[i], is_reversed=False)]
-    row, state, time_ns, _ = np.array(leaving, np.int64).reshape(-1, 4).T
+    edges_from = [(i, *step) for i in outside for step in steps_into(steps, weighted.graph, states[i], is_reversed=False)]
+    row, state, time_ns, _ = np.array(edges_from, np.int64).reshape(-1, 4).T
     first = _Starts.at(numbers)
     starts = _Starts(
         len(states),
@@ -211,15 +212,15 @@ def _between_ends(steps: StepTimes, weighted: Weighted, states: Sequence[State],
         np.concatenate([first.state, state]),
         np.concatenate([first.time_ns, time_ns]),
     )
-    entering = [steps_into(steps, weighted.graph, states[j], is_reversed=True) for j in outside]
-    near = [np.array([number for number, *_ in each], np.int64) for each in entering]
-    wanted, index = np.unique(np.concatenate([numbers, *near]), return_inverse=True)
+    edges_into = [steps_into(steps, weighted.graph, states[j], is_reversed=True) for j in outside]
+    near = [np.array([number for number, *_ in edges], np.int64) for edges in edges_into]
+    targets, index = np.unique(np.concatenate([numbers, *near]), return_inverse=True)
     columns = np.split(index.reshape(-1), np.cumsum([len(numbers), *map(len, near)])[:-1])
-    searched = weighted.search(starts, wanted)
+    distances = weighted.search(starts, targets)
     times = np.empty((len(states), len(states)), np.int64)
-    times[:, inside] = searched[columns[0]].T
-    for j, each, column in zip(outside, entering, columns[1:], strict=True):
-        times[:, j] = (searched[column] + np.array([[time_ns] for _, time_ns, _ in each])).min(axis=0)
+    times[:, inside] = distances[columns[0]].T
+    for j, edges, column in zip(outside, edges_into, columns[1:], strict=True):
+        times[:, j] = (distances[column] + np.array([[time_ns] for _, time_ns, _ in edges])).min(axis=0)
     for i, j in np.argwhere(_may_be_one_step([states[i] for i in outside])).tolist():
         source, target = outside[i], outside[j]
         direct = move_between(states[source], states[target])

@@ -113,9 +113,9 @@ def _parts(way: CrossMesh) -> tuple[TransferPart, ...]:
     sent = dict.fromkeys(range(way.source.mesh.n_devices), 0)
     parts = []
     for receiver, device in enumerate(way.target_devices):
-        wanted = way.target.bounds(way.shape, receiver)
+        bounds = way.target.bounds(way.shape, receiver)
         for block, ranks in holders.items():
-            common = intersection(block, wanted)
+            common = intersection(block, bounds)
             size = math.prod(extents(common))
             if not size:
                 continue

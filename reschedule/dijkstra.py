@@ -78,8 +78,8 @@ def cheapest_moves(
     """
     if source == target:
         return []
-    known = orders(len(times.axis_sizes), runs)
-    leaving, entering = unwinding(source, known), unwinding(target, known)
+    table = orders(len(times.axis_sizes), runs)
+    leaving, entering = unwinding(source, table), unwinding(target, table)
     if (leaving or entering) and (direct := move_between(source, target)):
         return [direct]
     near_source = leaving[-1].target if leaving else source
@@ -88,15 +88,15 @@ def cheapest_moves(
     return [*leaving, *moves, *rewinding(target, entering)]
 
 
-def unwinding(state: State, known: Orders) -> list[Move]:
+def unwinding(state: State, table: Orders) -> list[Move]:
     """Return the moves after which at most one part of a state (dimension, or partial axes) has too many runs.
 
     One step turns one such part into one of few runs, but not two: without these moves first, or :func:`rewinding` them
     last, there might be no path. Few layouts need any: those with merged dimensions, of several groups of axes each.
     """
     path: list[Move] = []
-    strange = [dim for dim, axes in enumerate(state.splits) if axes not in known.number]
-    for dim in strange if not known.can_be_partial[mask_of_axes(state.partial)] else strange[:-1]:
+    dims = [dim for dim, axes in enumerate(state.splits) if axes not in table.number]
+    for dim in dims if not table.can_be_partial[mask_of_axes(state.partial)] else dims[:-1]:
         axes = state.splits[dim]
         state = State((*state.splits[:dim], (), *state.splits[dim + 1 :]), state.partial)
         path.append(Move("all_gather", axes, dim, None, state))
@@ -122,7 +122,7 @@ def dijkstra_moves(times: StepTimes, source: State, target: State, partial: bool
     """Return the moves of the cheapest path between two states of which at most one part each has too many runs."""
     is_reachable = orders(len(times.axis_sizes), runs).has(*target)
     distance = {source: (0, 0, 0)}  # time, collectives, steps
-    arrived: dict[State, tuple[State, Move]] = {}
+    arrivals: dict[State, tuple[State, Move]] = {}
     heap = [((0, 0, 0), 0, source)]
     while heap:
         so_far, _, state = heapq.heappop(heap)
@@ -133,17 +133,17 @@ def dijkstra_moves(times: StepTimes, source: State, target: State, partial: bool
         last = None if is_reachable else move_between(state, target)
         for move in (*times.moves(state, partial, runs), *([last] if last else [])):
             communicates = move.kind in COMMUNICATING
-            reached = (so_far[0] + times.time_ns(state, move), so_far[1] + communicates, so_far[2] + 1)
-            known = distance.get(move.target)
-            if known is None or reached < known:
-                distance[move.target] = reached
-                arrived[move.target] = (state, move)
-                heapq.heappush(heap, (reached, len(heap), move.target))
-            elif reached == known and enumeration_order(state) < enumeration_order(arrived[move.target][0]):
-                arrived[move.target] = (state, move)
+            cost = (so_far[0] + times.time_ns(state, move), so_far[1] + communicates, so_far[2] + 1)
+            least = distance.get(move.target)
+            if least is None or cost < least:
+                distance[move.target] = cost
+                arrivals[move.target] = (state, move)
+                heapq.heappush(heap, (cost, len(heap), move.target))
+            elif cost == least and enumeration_order(state) < enumeration_order(arrivals[move.target][0]):
+                arrivals[move.target] = (state, move)
     path = []
     while target != source:
-        target, move = arrived[target]
+        target, move = arrivals[target]
         path.append(move)
     return path[::-1]
 

@@ -124,9 +124,9 @@ class HaloStep:
             for axes, window in zip(self.layout.splits, self.windows, strict=True)
             if window is not None
         ]
-        if any(not any(needed) for _, (_, needed, _) in sliding):
+        if any(not any(n_needed) for _, (_, n_needed, _) in sliding):
             return ()  # all windows lie in the padding
-        return tuple(axis for axes, (_, needed, kept) in sliding if needed != kept for axis in axes)
+        return tuple(axis for axes, (_, n_needed, n_own) in sliding if n_needed != n_own for axis in axes)
 
     @property
     def group_axes(self) -> Axes:
@@ -180,17 +180,17 @@ class HaloStep:
 
         The boxes that a rank sends are products of intervals, so their total is the product of the totals per dimension.
         """
-        sent, received, kept = [1], [1], [1]
+        sent, received, own = [1], [1], [1]
         for extent, window, n in zip(shape, self.windows, self._n_blocks, strict=True):
             if window is not None and _exchanges(window, n):
-                each = _shares(window, n)
-                sent, received, kept = (
-                    [a * b for a in before for b in more] for before, more in zip((sent, received, kept), each, strict=True)
+                shares = _shares(window, n)
+                sent, received, own = (
+                    [a * b for a in before for b in new] for before, new in zip((sent, received, own), shares, strict=True)
                 )
             else:
                 length = -(-extent // n) if window is None else max(_shares(window, n)[2])
-                sent, received, kept = ([a * length for a in before] for before in (sent, received, kept))
-        return max(max(out, into) - stays for out, into, stays in zip(sent, received, kept, strict=True))
+                sent, received, own = ([a * length for a in before] for before in (sent, received, own))
+        return max(max(n_sent, n_received) - n_own for n_sent, n_received, n_own in zip(sent, received, own, strict=True))
 
     @property
     def _n_blocks(self) -> tuple[int, ...]:
@@ -202,8 +202,8 @@ class HaloStep:
         The exchange is charged as an all-to-all in which each rank sends as much as the busiest rank of this step. Of an
         all-to-all of n bytes on each of g devices (g-1)/g leave the device.
         """
-        written = math.prod(self.largest_local_shape(shape))
-        local = "local", self.layout.split_axes, written * itemsize
+        size = math.prod(self.largest_local_shape(shape))
+        local = "local", self.layout.split_axes, size * itemsize
         if not self.communicates:
             return (local,)
         members = self.layout.mesh.size_of(self.axes)
@@ -230,20 +230,20 @@ def _shares(window: Window, n_blocks: int) -> Shares:
     that the block's own windows need; and those of these that the block has itself.
     """
     own = [block_bounds(window.extent, n_blocks, i) for i in range(n_blocks)]
-    needed = [window.covered_inside(*block_bounds(window.count, n_blocks, i)) for i in range(n_blocks)]
+    windows = [window.covered_inside(*block_bounds(window.count, n_blocks, i)) for i in range(n_blocks)]
 
     def common(i: int, j: int) -> int:
-        return max(0, min(own[i][1], needed[j][1]) - max(own[i][0], needed[j][0]))
+        return max(0, min(own[i][1], windows[j][1]) - max(own[i][0], windows[j][0]))
 
     blocks = range(n_blocks)
     sent = tuple(sum(common(i, j) for j in blocks) for i in blocks)
-    return sent, tuple(end - start for start, end in needed), tuple(common(i, i) for i in blocks)
+    return sent, tuple(end - start for start, end in windows), tuple(common(i, i) for i in blocks)
 
 
 def _exchanges(window: Window, n_blocks: int) -> bool:
     """Return whether the windows of some block cover elements of another block."""
-    _, needed, kept = _shares(window, n_blocks)
-    return needed != kept
+    _, n_needed, n_own = _shares(window, n_blocks)
+    return n_needed != n_own
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,13 +330,13 @@ def rank_halo(step: HaloStep, shape: Shape, rank: int) -> RankHalo:
     """Return the step, on a tensor of global ``shape``, as ``rank`` carries it out."""
     own, frame, real = step.layout.bounds(shape, rank), step.frame(shape, rank), step.real(shape, rank)
     group = step.layout.mesh.group(step.group_axes, rank) if step.communicates else ()
-    nothing = tuple((start, start) for start, _ in own)
-    sent = [nothing if m == rank else intersection(own, step.real(shape, m)) for m in group]
-    got = [nothing if m == rank else intersection(step.layout.bounds(shape, m), real) for m in group]
-    kept = intersection(own, real)
+    empty = tuple((start, start) for start, _ in own)
+    sent = [empty if m == rank else intersection(own, step.real(shape, m)) for m in group]
+    received = [empty if m == rank else intersection(step.layout.bounds(shape, m), real) for m in group]
+    own_part = intersection(own, real)
     of_block, of_frame = (
-        HaloSide(extents(whole), tuple(_within(box, whole) for box in parts), _within(kept, whole))
-        for whole, parts in ((own, sent), (frame, got))
+        HaloSide(extents(whole), tuple(_within(box, whole) for box in parts), _within(own_part, whole))
+        for whole, parts in ((own, sent), (frame, received))
     )
     if step.kind == HALO:
         margins = _margins(_within(real, frame), of_frame.shape)

@@ -49,10 +49,10 @@ class Layout:
     def __post_init__(self) -> None:
         if len(self.partial) > 1:
             object.__setattr__(self, "partial", tuple(sorted(self.partial)))
-        used = self.used_axes
-        if len(set(used)) != len(used):
+        axes = self.used_axes
+        if len(set(axes)) != len(axes):
             raise ValueError(f"an axis occurs twice in layout {self}")
-        if used and not (min(used) >= 0 and max(used) < len(self.mesh.sizes)):
+        if axes and not (min(axes) >= 0 and max(axes) < len(self.mesh.sizes)):
             raise ValueError(f"layout {self} names an axis that mesh {self.mesh} does not have")
 
     @classmethod
@@ -136,11 +136,11 @@ def needs_communication(source: Layout, target: Layout) -> bool:
     """Return whether a tensor can't get from one layout to the other by local steps (slice, keep, pad) alone."""
     if not set(source.partial) <= set(target.partial):
         return True
-    for held, wanted in zip(source.splits, target.splits, strict=True):
+    for old, new in zip(source.splits, target.splits, strict=True):
         common = 0
-        while common < min(len(held), len(wanted)) and held[common] == wanted[common]:
+        while common < min(len(old), len(new)) and old[common] == new[common]:
             common += 1
-        if not set(held[common:]) <= set(target.partial) or set(wanted[common:]) & set(source.used_axes):
+        if not set(old[common:]) <= set(target.partial) or set(new[common:]) & set(source.used_axes):
             return True
     return False
 
@@ -152,5 +152,5 @@ def is_view(source: Layout, target: Layout) -> bool:
     """
     if source.partial != target.partial or source.splits[1:] != target.splits[1:] or not source.splits:
         return False
-    held, wanted = source.splits[0], target.splits[0]
-    return wanted[: len(held)] == held and source != target
+    old, new = source.splits[0], target.splits[0]
+    return new[: len(old)] == old and source != target

@@ -67,16 +67,16 @@ class LayoutGraph:
         for axis, size in enumerate(axis_sizes):
             of_subset[1 << axis : 2 << axis] = of_subset[: 1 << axis] * size
         counts = of_subset[self.orders.mask][self.dims]
-        wanted = np.array(extents, np.int64).reshape(1, -1)
-        fits = ((counts == 1) | (counts <= wanted)).all(axis=1)
-        elements: Ints = (-(-wanted // counts)).prod(axis=1)
+        row = np.array(extents, np.int64).reshape(1, -1)
+        fits = ((counts == 1) | (counts <= row)).all(axis=1)
+        elements: Ints = (-(-row // counts)).prod(axis=1)
         return fits, elements
 
 
-def _keys(known: Orders, dims: Ints, partial: Ints) -> Ints:
+def _keys(table: Orders, dims: Ints, partial: Ints) -> Ints:
     key: Ints = partial.copy()
     for column in dims.T:
-        key = key * len(known.axes) + column
+        key = key * len(table.axes) + column
     return key
 
 
@@ -88,18 +88,18 @@ def layout_graph(n_axes: int, rank: int, partial: bool, runs: int | None = None)
         partial: whether the graph has layouts with partial axes.
         runs: the most runs of axes that a dimension, or the set of partial axes, may be made of; None for any number.
     """
-    known = orders(n_axes, runs)
-    dims, partials = _states(known, rank, partial)
-    key = _keys(known, dims, partials)
+    table = orders(n_axes, runs)
+    dims, partials = _states(table, rank, partial)
+    key = _keys(table, dims, partials)
     by_key = np.argsort(key)
     dims, partials, key = dims[by_key], partials[by_key], key[by_key]
     edges = []
-    for kind, source, to, to_partial, mask in _moves(known, dims, partials):
+    for kind, source, to_dims, to_partial, mask in _moves(table, dims, partials):
         if not partial and to_partial.any():
             continue
-        kept = (to >= 0).all(axis=1) & known.can_be_partial[to_partial]
-        target = np.searchsorted(key, _keys(known, to[kept], to_partial[kept]))
-        edges.append((np.full(len(target), KINDS.index(kind)), source[kept], target, mask[kept]))
+        is_state = (to_dims >= 0).all(axis=1) & table.can_be_partial[to_partial]
+        target = np.searchsorted(key, _keys(table, to_dims[is_state], to_partial[is_state]))
+        edges.append((np.full(len(target), KINDS.index(kind)), source[is_state], target, mask[is_state]))
     kinds, source, target, mask = (np.concatenate(column) for column in zip(*edges, strict=True))
     by_target = np.argsort(target, kind="stable")
     kinds, source, target, mask = kinds[by_target], source[by_target], target[by_target], mask[by_target]
@@ -107,9 +107,9 @@ def layout_graph(n_axes: int, rank: int, partial: bool, runs: int | None = None)
     changed = dims[source] != dims[target]
     cuts = (kinds < len(COMMUNICATING)) & ((kinds != KINDS.index("all_to_all")) | (changed.sum(axis=1) > 1))
     copied = np.where(cuts, changed @ (1 << np.arange(rank)), 0)
-    class_of, first_of_class = _classes(known, dims, np.stack([kinds, mask, copied]), source, target)
+    class_of, first_of_class = _classes(table, dims, np.stack([kinds, mask, copied]), source, target)
     return LayoutGraph(
-        orders=known,
+        orders=table,
         dims=dims,
         partial=partials,
         key=key,
@@ -120,21 +120,21 @@ def layout_graph(n_axes: int, rank: int, partial: bool, runs: int | None = None)
         mask=mask.astype(np.int16),
         sized_by=np.where(by_result[kinds], target, source).astype(np.int32),
         copied=copied.astype(np.int32),
-        by_splits=np.argsort(known.length[dims].sum(axis=1), kind="stable"),
+        by_splits=np.argsort(table.length[dims].sum(axis=1), kind="stable"),
         class_of=class_of.astype(np.int32),
         first_of_class=first_of_class,
     )
 
 
-def _classes(known: Orders, dims: Ints, step: Ints, source: Ints, target: Ints) -> tuple[Ints, Ints]:
+def _classes(table: Orders, dims: Ints, step: Ints, source: Ints, target: Ints) -> tuple[Ints, Ints]:
     """Return the class of each edge and an edge of each class: equal steps between states whose dimensions have equal axes.
 
     Args:
         step: int64[3, edges], the kind of each edge's step, its axes, and the dimensions that it copies along.
     """
-    n_masks = 1 << known.n_axes
+    n_masks = 1 << table.n_axes
     split = np.zeros(len(dims), np.int64)
-    for column in known.mask[dims].T:
+    for column in table.mask[dims].T:
         split = split * n_masks + column
     _, split = np.unique(split, return_inverse=True)
     code = np.zeros(len(source), np.int64)
@@ -144,14 +144,14 @@ def _classes(known: Orders, dims: Ints, step: Ints, source: Ints, target: Ints) 
     return class_of.reshape(-1), first
 
 
-def _states(known: Orders, rank: int, partial: bool) -> tuple[Ints, Ints]:
+def _states(table: Orders, rank: int, partial: bool) -> tuple[Ints, Ints]:
     dims, used = np.zeros((1, 0), np.int64), np.zeros(1, np.int64)
     for _ in range(rank):
-        row, order = np.nonzero(used[:, None] & known.mask[None, :] == 0)
-        dims, used = np.hstack([dims[row], order[:, None]]), used[row] | known.mask[order]
+        row, order = np.nonzero(used[:, None] & table.mask[None, :] == 0)
+        dims, used = np.hstack([dims[row], order[:, None]]), used[row] | table.mask[order]
     if not partial:
         return dims, np.zeros_like(used)
-    sums = np.flatnonzero(known.can_be_partial)
+    sums = np.flatnonzero(table.can_be_partial)
     row, column = np.nonzero(used[:, None] & sums[None, :] == 0)
     return dims[row], sums[column]
 
@@ -159,35 +159,35 @@ def _states(known: Orders, rank: int, partial: bool) -> tuple[Ints, Ints]:
 _Moves = tuple[str, Ints, Ints, Ints, Ints]  # kind, source state, the target's dims, the target's partial axes, moved axes
 
 
-def _moves(known: Orders, dims: Ints, partial: Ints) -> Iterator[_Moves]:
+def _moves(table: Orders, dims: Ints, partial: Ints) -> Iterator[_Moves]:
     """Yield all moves from all states, also to targets outside of the graph.
 
     Comments give the transition in :mod:`.steps`.
     """
-    used = np.bitwise_or.reduce(known.mask[dims], axis=1) | partial
-    idle = ~used & ((1 << known.n_axes) - 1)
+    used = np.bitwise_or.reduce(table.mask[dims], axis=1) | partial
+    idle = ~used & ((1 << table.n_axes) - 1)
     for dim in range(dims.shape[1]):
-        for n in range(1, known.n_axes + 1):
-            state = np.flatnonzero(known.length[dims[:, dim]] >= n)
-            axes = known.suffix[dims[state, dim], n]
-            rest = _with_dim(dims[state], dim, known.prefix[dims[state, dim], n])
-            yield "all_gather", state, rest, partial[state], known.mask[axes]  # 1
-            yield "pad", state, rest, partial[state] | known.mask[axes], known.mask[axes]  # 7
-            at, order = known.exactly.each(known.mask[axes])
+        for n in range(1, table.n_axes + 1):
+            state = np.flatnonzero(table.length[dims[:, dim]] >= n)
+            axes = table.suffix[dims[state, dim], n]
+            rest = _with_dim(dims[state], dim, table.prefix[dims[state, dim], n])
+            yield "all_gather", state, rest, partial[state], table.mask[axes]  # 1
+            yield "pad", state, rest, partial[state] | table.mask[axes], table.mask[axes]  # 7
+            positions, order = table.exactly.items_of(table.mask[axes])
             for to_dim in range(dims.shape[1]):  # 3
                 # If the first axis stays first within its dimension, fewer axes move: a smaller n yields that move.
-                moved = np.ones(len(at), bool)
+                is_moved = np.ones(len(positions), bool)
                 if to_dim == dim:
-                    moved = known.prefix[order, n - 1] != known.prefix[axes[at], n - 1]
-                where, minor = at[moved], order[moved]
-                to = _with_dim(rest[where], to_dim, known.joined(rest[where, to_dim], minor))
-                yield "all_to_all", state[where], to, partial[state[where]], known.mask[minor]
+                    is_moved = table.prefix[order, n - 1] != table.prefix[axes[positions], n - 1]
+                rows, minor = positions[is_moved], order[is_moved]
+                to_dims = _with_dim(rest[rows], to_dim, table.joined(rest[rows, to_dim], minor))
+                yield "all_to_all", state[rows], to_dims, partial[state[rows]], table.mask[minor]
         for kind, available in (("reduce_scatter", partial), ("slice", idle)):  # 2, 5
-            state, minor = known.within.each(available)
-            to = _with_dim(dims[state], dim, known.joined(dims[state, dim], minor))
-            yield kind, state, to, partial[state] & ~known.mask[minor], known.mask[minor]
+            state, minor = table.within.items_of(available)
+            to_dims = _with_dim(dims[state], dim, table.joined(dims[state, dim], minor))
+            yield kind, state, to_dims, partial[state] & ~table.mask[minor], table.mask[minor]
     for kind, available in (("all_reduce", partial), ("keep", idle)):  # 4, 6
-        state, axes = known.subsets.each(available)
+        state, axes = table.subsets.items_of(available)
         yield kind, state, dims[state], partial[state] ^ axes, axes
 
 

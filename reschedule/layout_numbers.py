@@ -47,18 +47,18 @@ class LayoutNumbers:
         """Return the numbers of layouts of tensors of ``rank`` dimensions, given by their places, int[layouts, axes]."""
         rows = np.empty((len(places), 1 + self.n_axes), np.int16)
         rows[:, 0], rows[:, 1:] = rank, places
-        known = self._number_of_row
-        n_before = len(known)
+        number_of = self._number_of_row
+        n_before = len(number_of)
         keys = rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1]))).reshape(-1).tolist()
-        numbers = np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
-        if len(known) > n_before:
+        numbers = np.array([number_of.setdefault(key, len(number_of)) for key in keys], np.int64)
+        if len(number_of) > n_before:
             highest = np.maximum.accumulate(np.concatenate([[n_before - 1], numbers]))
             self._add(rows[numbers > highest[:-1]])
         return numbers
 
     def of(self, layouts: Iterable[Layout]) -> Ints:
         """Return the numbers of layouts."""
-        return np.array([self._of_one(layout) for layout in layouts], np.int64)
+        return np.array([self._number_of(layout) for layout in layouts], np.int64)
 
     def layout(self, number: int) -> Layout:
         """Return the layout of a number."""
@@ -82,8 +82,8 @@ class LayoutNumbers:
 
     def used_axes(self, numbers: Ints) -> Ints:
         """Return the axes that split each layout or over which it is partial, as bits."""
-        used: Ints = self._used[numbers]
-        return used
+        axes: Ints = self._used[numbers]
+        return axes
 
     def blocks(self, numbers: Ints, shape: Shape) -> Ints:
         """Return the number of blocks of each dimension, int64[layouts, dims]."""
@@ -101,20 +101,20 @@ class LayoutNumbers:
         for axis in range(self.n_axes):
             is_idle = self._rows[sources, 1 + axis] == IDLE
             is_partial = self._rows[targets, 1 + axis] == PARTIAL
-            held, wanted = self._head[sources, axis], self._head[targets, axis]
-            is_possible &= (is_idle[:, None] | is_partial) | ((held[:, None] == wanted) & (held >= 0)[:, None])
+            old, new = self._head[sources, axis], self._head[targets, axis]
+            is_possible &= (is_idle[:, None] | is_partial) | ((old[:, None] == new) & (old >= 0)[:, None])
         return is_possible
 
     def are_views(self, sources: Ints, targets: Ints) -> Mask:
         """Return whether each target is a view of each source, bool[sources, targets]."""
         is_other: Mask = sources[:, None] != targets
         for axis in range(self.n_axes):
-            held, wanted = self._rows[sources, 1 + axis], self._rows[targets, 1 + axis]
-            is_first = (wanted >= 0) & (wanted < self.n_axes)
-            is_other &= (held[:, None] == wanted) | ((held == IDLE)[:, None] & is_first)
+            old, new = self._rows[sources, 1 + axis], self._rows[targets, 1 + axis]
+            is_first = (new >= 0) & (new < self.n_axes)
+            is_other &= (old[:, None] == new) | ((old == IDLE)[:, None] & is_first)
         return is_other
 
-    def _of_one(self, layout: Layout) -> int:
+    def _number_of(self, layout: Layout) -> int:
         if layout not in self._number_of_layout:
             places = np.full((1, self.n_axes), IDLE, np.int16)
             for dim, axes in enumerate(layout.splits):
@@ -132,8 +132,8 @@ class LayoutNumbers:
         blocks = np.ones((len(rows), max(rank, self._blocks.shape[1])), np.int64)
         for dim in range(rank):
             blocks[:, dim] = np.where((dims == dim) & (places >= 0), np.array(self.mesh.sizes, np.int64), 1).prod(axis=1)
-        bit = 1 << np.arange(self.n_axes, dtype=np.int64)
-        used = np.where(places != IDLE, bit, 0).sum(axis=1, dtype=np.int64)
+        bits = 1 << np.arange(self.n_axes, dtype=np.int64)
+        used = np.where(places != IDLE, bits, 0).sum(axis=1, dtype=np.int64)
         wider = np.ones((len(self._blocks), blocks.shape[1]), np.int64)
         wider[:, : self._blocks.shape[1]] = self._blocks
         self._rows = np.concatenate([self._rows, rows])

@@ -47,20 +47,20 @@ class Lists:
 
     @classmethod
     def of(cls, lists: list[list[int]]) -> Lists:
-        items = np.array([item for each in lists for item in each], np.int64)
+        items = np.array([item for part in lists for item in part], np.int64)
         return cls(np.cumsum([0, *map(len, lists)]), items)
 
-    def at(self, which: int) -> list[int]:
+    def at(self, number: int) -> list[int]:
         """Return the list of this number."""
-        numbers: list[int] = self.items[self.start[which] : self.start[which + 1]].tolist()
+        numbers: list[int] = self.items[self.start[number] : self.start[number + 1]].tolist()
         return numbers
 
-    def each(self, which: Ints) -> tuple[Ints, Ints]:
-        """Return, for all items of the lists ``which``, one after the other: the position in ``which``, and the item."""
-        counts = self.start[which + 1] - self.start[which]
-        position = np.repeat(np.arange(len(which)), counts)
-        within = np.arange(len(position)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return position, self.items[self.start[which][position] + within]
+    def items_of(self, lists: Ints) -> tuple[Ints, Ints]:
+        """Return, for all items of some lists, one after the other: the position in ``lists``, and the item."""
+        counts = self.start[lists + 1] - self.start[lists]
+        position = np.repeat(np.arange(len(lists)), counts)
+        offset = np.arange(len(position)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return position, self.items[self.start[lists][position] + offset]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -100,14 +100,14 @@ class Orders:
 
 
 def _orders_in_runs(n_axes: int, runs: int) -> list[Axes]:
-    known: dict[Axes, None] = {(): None}
+    result: dict[Axes, None] = {(): None}
     for _ in range(runs):
-        for order in list(known):
+        for order in list(result):
             for first in range(n_axes):
                 for last in range(first + 1, n_axes + 1):
                     if not set(order) & set(range(first, last)):
-                        known[order + tuple(range(first, last))] = None
-    return sorted(known, key=lambda order: (len(order), order))
+                        result[order + tuple(range(first, last))] = None
+    return sorted(result, key=lambda order: (len(order), order))
 
 
 @cache
@@ -120,14 +120,14 @@ def orders(n_axes: int, runs: int | None) -> Orders:
         axes = _orders_in_runs(n_axes, runs)
     number = {order: position for position, order in enumerate(axes)}
     mask = [mask_of_axes(order) for order in axes]
-    everything = range(1 << n_axes)
-    can_be_partial = [runs is None or bin(whole & ~(whole << 1)).count("1") <= runs for whole in everything]
-    within: list[list[int]] = [[] for _ in everything]
-    exactly: list[list[int]] = [[] for _ in everything]
-    for position, chosen in enumerate(mask):
-        exactly[chosen].append(position)
-    parts = [[part for part in range(1, whole + 1) if part & whole == part] for whole in everything]
-    for whole in everything:
+    masks = range(1 << n_axes)
+    can_be_partial = [runs is None or bin(whole & ~(whole << 1)).count("1") <= runs for whole in masks]
+    within: list[list[int]] = [[] for _ in masks]
+    exactly: list[list[int]] = [[] for _ in masks]
+    for position, bits in enumerate(mask):
+        exactly[bits].append(position)
+    parts = [[part for part in range(1, whole + 1) if part & whole == part] for whole in masks]
+    for whole in masks:
         within[whole] = [position for part in parts[whole] for position in exactly[part]]
     code = np.array([sum((axis + 1) * (n_axes + 1) ** index for index, axis in enumerate(reversed(o))) for o in axes])
     return Orders(
@@ -153,16 +153,16 @@ def n_layouts(n_axes: int, rank: int, runs: int | None = None) -> int:
     """Return the number of layouts, partial ones included, of tensors of ``rank`` dimensions on ``n_axes`` axes."""
     if runs is None:
         return sum(perm(n_axes, m) * comb(max(m + rank - 1, 0), m) << (n_axes - m) for m in range(n_axes + 1))
-    known = orders(n_axes, runs)
+    table = orders(n_axes, runs)
     masks = np.arange(1 << n_axes)
-    n_exactly = np.diff(known.exactly.start)
+    n_exactly = np.diff(table.exactly.start)
     ways = (masks == 0).astype(np.int64)  # for each mask, to split the dimensions so far over exactly these axes
     for _ in range(rank):
         before, ways = ways, np.zeros_like(ways)
         for part in np.flatnonzero(n_exactly):
-            wholes = masks[masks & part == part]
-            ways[wholes] += before[wholes ^ part] * n_exactly[part]
-    sums = masks[known.can_be_partial]
+            supersets = masks[masks & part == part]
+            ways[supersets] += before[supersets ^ part] * n_exactly[part]
+    sums = masks[table.can_be_partial]
     return int(sum(ways[masks & part == 0].sum() for part in sums))
 
 

@@ -54,13 +54,13 @@ class Path:
     shape: Shape
 
     def __post_init__(self) -> None:
-        at = self.source
+        layout = self.source
         for step in self.steps:
-            if step.source != at:
-                raise ReschedulingError(f"step {step} starts at {step.source}, but the path has come to {at}")
-            at = step.target
-        if at != self.target:
-            raise ReschedulingError(f"the steps end at {at}, expected {self.target}")
+            if step.source != layout:
+                raise ReschedulingError(f"step {step} starts at {step.source}, but the path has come to {layout}")
+            layout = step.target
+        if layout != self.target:
+            raise ReschedulingError(f"the steps end at {layout}, expected {self.target}")
 
     def time_ns(self, costs: StepCosts, itemsize: int) -> int:
         """Return the sum of the steps' times."""
@@ -130,22 +130,22 @@ def _unit_times(mesh: Mesh, shape: Shape, itemsize: int, costs: StepCosts) -> St
 
 
 @lru_cache(maxsize=128)
-def _times_of_axes(mesh: Mesh, moved: tuple[Axes, ...], shape: Shape, itemsize: int, costs: StepCosts) -> StepTimes:
+def _times_of_axes(mesh: Mesh, bundles: tuple[Axes, ...], shape: Shape, itemsize: int, costs: StepCosts) -> StepTimes:
     """Return the costs of moves of bundles of axes.
 
     Each bundle is numbered as one axis; a move costs what its axes together do.
     """
 
     def ask(kind: str, numbers: Axes, elements: int) -> int:
-        axes = tuple(axis for number in numbers for axis in moved[number])
+        axes = tuple(axis for number in numbers for axis in bundles[number])
         return costs.time_ns(kind, mesh, axes, elements * itemsize)
 
     def ask_all(kinds: Sequence[str], subsets: Sequence[Axes], elements: Ints) -> Ints:
-        of_axes = [tuple(axis for number in numbers for axis in moved[number]) for numbers in subsets]
+        of_axes = [tuple(axis for number in numbers for axis in bundles[number]) for numbers in subsets]
         assert isinstance(costs, ManyStepCosts)
         return costs.times_ns(kinds, mesh, of_axes, elements * itemsize)
 
-    sizes = tuple(mesh.size_of(axes) for axes in moved)
+    sizes = tuple(mesh.size_of(axes) for axes in bundles)
     return StepTimes(sizes, shape, ask, ask_all if isinstance(costs, ManyStepCosts) else None)
 
 
@@ -176,8 +176,8 @@ def all_pairs(mesh: Mesh, shape: Shape, itemsize: int, costs: StepCosts, layouts
         ReschedulingError: a layout is of another mesh or rank, or does not fit the shape; or a path takes over an hour.
     """
     key = costs, size_class(mesh, shape, itemsize), tuple(layouts)
-    if (known := _tables.get(key)) is not None:
-        return known
+    if (times := _tables.get(key)) is not None:
+        return times
     replicated = Layout.replicated(mesh, len(shape))
     for layout in layouts:
         _check(layout, replicated, shape)

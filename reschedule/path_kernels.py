@@ -47,17 +47,17 @@ def relax(start: Any, source: Any, weight: Any, order: Any, distance: Any, never
     for state in range(n_states):
         if distance[state].min() < never:
             changed[state] = 0
-    seen = np.full(n_states, -1, np.int64)  # the time at which its incoming edges were last looked at
-    now = rounds = last = 0
+    visit_time = np.full(n_states, -1, np.int64)  # the time at which its incoming edges were last looked at
+    clock = rounds = last = 0
     while True:
         rounds += 1
         for index in range(n_states):
             state = order[index] if rounds % 2 else order[n_states - 1 - index]
-            now += 1
+            clock += 1
             is_first = True
             for edge in range(start[state], start[state + 1]):
                 origin = source[edge]
-                if changed[origin] > seen[state]:
+                if changed[origin] > visit_time[state]:
                     added = weight[edge]
                     row = distance[origin]
                     if is_first:
@@ -68,15 +68,15 @@ def relax(start: Any, source: Any, weight: Any, order: Any, distance: Any, never
                     for i in range(n_rows):
                         spare[i] = min(best[i], distance.dtype.type(row[i] + added))
                     best, spare = spare, best
-            seen[state] = now
+            visit_time[state] = clock
             if not is_first:
-                differs = 0
+                difference = 0
                 own = distance[state]
                 for i in range(n_rows):
-                    differs |= own[i] ^ best[i]
+                    difference |= own[i] ^ best[i]
                     own[i] = best[i]
-                if differs:
-                    changed[state] = now
+                if difference:
+                    changed[state] = clock
                     last = rounds
         if last < rounds:
             return rounds
@@ -111,20 +111,20 @@ def distances(start: Any, other: Any, edges: Any, time_ns: Any, communicates: An
             continue
         is_settled[state] = True
         for i in range(start[state], start[state + 1]):
-            reached = so_far + _weight(time_ns, communicates, edges[i])
-            if reached < distance[other[i]]:
-                distance[other[i]] = reached
-                heappush(heap, (reached, np.int64(other[i])))
+            cost = so_far + _weight(time_ns, communicates, edges[i])
+            if cost < distance[other[i]]:
+                distance[other[i]] = cost
+                heappush(heap, (cost, np.int64(other[i])))
     return distance
 
 
 @_compile
-def on_cheapest_paths(start: Any, target: Any, edges: Any, time_ns: Any, communicates: Any, left: Any, firsts: Any) -> Any:
+def on_cheapest_paths(start: Any, target: Any, edges: Any, time_ns: Any, communicates: Any, rest: Any, firsts: Any) -> Any:
     """Return the states on the cheapest paths from any of ``firsts``, bool[states], given what is left from each state.
 
     Args:
         start, target, edges: as in :func:`distances`, for paths from a state.
-        left: int64[states], of :func:`distances` to the end of the paths.
+        rest: int64[states], of :func:`distances` to the end of the paths.
     """
     is_between = np.zeros(len(start) - 1, np.bool_)
     is_between[firsts] = True
@@ -133,7 +133,7 @@ def on_cheapest_paths(start: Any, target: Any, edges: Any, time_ns: Any, communi
         state = stack.pop()
         for i in range(start[state], start[state + 1]):
             after = np.int64(target[i])
-            if not is_between[after] and left[state] == left[after] + _weight(time_ns, communicates, edges[i]):
+            if not is_between[after] and rest[state] == rest[after] + _weight(time_ns, communicates, edges[i]):
                 is_between[after] = True
                 stack.append(after)
     return is_between

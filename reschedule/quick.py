@@ -32,8 +32,8 @@ _WORTH_LOADING = 5_000
 def is_quick(steps: StepTimes, source: State, target: State, runs: int | None) -> bool:
     """Return whether :func:`quick_moves` pays: an end is in the graph, and compiled code is loaded or worth it."""
     n_axes = len(steps.axis_sizes)
-    known = orders(n_axes, runs)
-    if not (known.has(*source) or known.has(*target)):
+    table = orders(n_axes, runs)
+    if not (table.has(*source) or table.has(*target)):
         return False
     is_loaded = f"{__package__}.path_kernels" in sys.modules
     return is_loaded or n_layouts(n_axes, len(steps.shape), runs) >= _WORTH_LOADING
@@ -50,8 +50,8 @@ def quick_moves(steps: StepTimes, source: State, target: State, partial: bool, r
     if not graph.orders.has(*source):
         return search.moves_in(source, target)
     first, last = graph.number_of([source, target]).tolist()
-    left = search.distances_of(True, last)
-    return search.read_off(left, search.between(left, [first]), first, last)
+    rest = search.distances_of(True, last)
+    return search.read_off(rest, search.between(rest, [first]), first, last)
 
 
 _Edges = tuple[Ints, npt.NDArray[np.int32], npt.NDArray[np.int32]]
@@ -82,16 +82,16 @@ class _Search:
             _kept.put(key, distance, distance.nbytes)
         return distance
 
-    def between(self, left: Ints, firsts: Sequence[int]) -> Mask:
+    def between(self, rest: Ints, firsts: Sequence[int]) -> Mask:
         """Return the states on the cheapest paths from some states, given what is left from each state."""
         from . import path_kernels
 
         starts = np.array(firsts, np.int64)
-        is_between: Mask = path_kernels.on_cheapest_paths(*_outward(self.graph), *self._costs, left, starts)
+        is_between: Mask = path_kernels.on_cheapest_paths(*_outward(self.graph), *self._costs, rest, starts)
         return is_between
 
     def read_off(
-        self, distance: Ints, is_between: Mask | None, first: int, last: int, enters: dict[int, State] | None = None
+        self, distance: Ints, is_between: Mask | None, first: int, last: int, entries: dict[int, State] | None = None
     ) -> list[Move]:
         """Return the moves of the cheapest path, from its end on.
 
@@ -99,41 +99,41 @@ class _Search:
             distance: int64[states], the distances of all states from ``first``; or those to ``last``, where ``is_between``
                 has the states on the cheapest paths, bool[states].
             first: the state that the path begins with; -1 if that is outside of the graph.
-            enters: the state outside by the states that are next to it on a cheapest path.
+            entries: the state outside by the states that are next to it on a cheapest path.
         """
         from . import path_kernels
 
-        graph, enters = self.graph, enters or {}
+        graph, entries = self.graph, entries or {}
         path: list[Move] = []
-        at = last
-        while at != first:
-            edges = slice(graph.start[at], graph.start[at + 1])
+        state = last
+        while state != first:
+            edges = slice(graph.start[state], graph.start[state + 1])
             origin = graph.source[edges]
             ties = np.where(_communicates(graph)[edges], path_kernels.COLLECTIVE, path_kernels.LOCAL)
             time_ns = self.time_ns[edges]
             weight = np.where(time_ns < path_kernels.LONGEST, (time_ns << path_kernels.TIE_BITS) + ties, path_kernels.FAR)
             if is_between is None:
-                on_time = distance[origin] + weight == distance[at]
+                on_time = distance[origin] + weight == distance[state]
             else:
-                on_time = is_between[origin] & (distance[origin] == distance[at] + weight)
+                on_time = is_between[origin] & (distance[origin] == distance[state] + weight)
             possible = [(graph.state(number), number) for number in origin[on_time].tolist()]
-            if at in enters:
-                possible.append((enters[at], -1))
-            before, number = min(possible, key=lambda each: enumeration_order(each[0]))
-            move = move_between(before, graph.state(at))
+            if state in entries:
+                possible.append((entries[state], -1))
+            before, number = min(possible, key=lambda candidate: enumeration_order(candidate[0]))
+            move = move_between(before, graph.state(state))
             assert move is not None, "every edge is a move"
             path.append(move)
-            at = number
+            state = number
         return path[::-1]
 
     def moves_in(self, source: State, target: State) -> list[Move]:
         """Return the moves from a state outside of the graph to one inside."""
         (last,) = self.graph.number_of([target]).tolist()
-        left = self.distances_of(True, last)
+        rest = self.distances_of(True, last)
         near = self._next_to(source, is_target=False)
-        least = min(weight + left[number] for number, weight in near.items())
-        enters = {number: source for number, weight in near.items() if weight + left[number] == least}
-        return self.read_off(left, self.between(left, list(enters)), -1, last, enters)
+        least = min(weight + rest[number] for number, weight in near.items())
+        entries = {number: source for number, weight in near.items() if weight + rest[number] == least}
+        return self.read_off(rest, self.between(rest, list(entries)), -1, last, entries)
 
     def moves_out(self, source: State, target: State) -> list[Move]:
         """Return the moves from a state of the graph to one outside."""

@@ -163,8 +163,8 @@ def slab(shape: Shape, n_slabs: int, number: int) -> Slices:
     Slabs are cut along the first dimension that is long enough for all of them, else along the longest.
     """
     longest = max(range(len(shape)), key=lambda dim: shape[dim])
-    along = next((dim for dim, extent in enumerate(shape) if extent >= n_slabs), longest)
-    return (*(slice(None),) * along, slice(*block_bounds(shape[along], n_slabs, number)))
+    axis = next((dim for dim, extent in enumerate(shape) if extent >= n_slabs), longest)
+    return (*(slice(None),) * axis, slice(*block_bounds(shape[axis], n_slabs, number)))
 
 
 @lru_cache(maxsize=65536)

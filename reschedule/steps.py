@@ -92,8 +92,8 @@ class Step:
         return n_copies(self.kind, self.dim, self.to_dim, shape)
 
     def __str__(self) -> str:
-        where = "" if self.dim is None else f" {self.dim}" if self.to_dim is None else f" {self.dim}>{self.to_dim}"
-        return f"{self.kind}({axes_text(self.axes)}{where})"
+        dims = "" if self.dim is None else f" {self.dim}" if self.to_dim is None else f" {self.dim}>{self.to_dim}"
+        return f"{self.kind}({axes_text(self.axes)}{dims})"
 
 
 def n_copies(kind: str, dim: int | None, to_dim: int | None, shape: Shape) -> int:
@@ -106,7 +106,7 @@ def n_copies(kind: str, dim: int | None, to_dim: int | None, shape: Shape) -> in
     """
     if kind not in COMMUNICATING or dim == to_dim:
         return 0
-    return sum(each > leading_dim(shape) for each in (dim, to_dim) if each is not None)
+    return sum(d > leading_dim(shape) for d in (dim, to_dim) if d is not None)
 
 
 def leading_dim(shape: Shape) -> int:
@@ -140,19 +140,19 @@ def moves(n_axes: int, state: State, runs: int | None = None) -> tuple[Move, ...
 
     If ``runs`` is given, return those to layouts of at most so many runs of axes, see :mod:`.orders`.
     """
-    known = orders(n_axes, runs)
+    table = orders(n_axes, runs)
     used = set(state.partial).union(*state.splits)
     replicated = tuple(axis for axis in range(n_axes) if axis not in used)
     possible = (
         *_drop_minor(state, "all_gather"),  # 1
-        *_append(known, state, "reduce_scatter", state.partial),  # 2
-        *_all_to_all(known, state),  # 3
-        *_change_partial(known, state, "all_reduce", state.partial),  # 4
-        *_append(known, state, "slice", replicated),  # 5
-        *_change_partial(known, state, "keep", replicated),  # 6
+        *_append(table, state, "reduce_scatter", state.partial),  # 2
+        *_all_to_all(table, state),  # 3
+        *_change_partial(table, state, "all_reduce", state.partial),  # 4
+        *_append(table, state, "slice", replicated),  # 5
+        *_change_partial(table, state, "keep", replicated),  # 6
         *_drop_minor(state, "pad"),  # 7
     )
-    return possible if runs is None else tuple(move for move in possible if known.has(*move.target))
+    return possible if runs is None else tuple(move for move in possible if table.has(*move.target))
 
 
 def _with_dim(splits: tuple[Axes, ...], dim: int, axes: Axes) -> tuple[Axes, ...]:
@@ -172,27 +172,27 @@ def _drop_minor(state: State, kind: str) -> Iterator[Move]:
         yield Move(kind, axes, dim, None, State(splits, partial))
 
 
-def _append(known: Orders, state: State, kind: str, available: Axes) -> Iterator[Move]:
-    for order in known.within.at(mask_of_axes(available)):
-        axes = known.axes[order]
+def _append(table: Orders, state: State, kind: str, available: Axes) -> Iterator[Move]:
+    for order in table.within.at(mask_of_axes(available)):
+        axes = table.axes[order]
         partial = tuple(axis for axis in state.partial if axis not in axes)
-        for dim, held in enumerate(state.splits):
-            yield Move(kind, axes, dim, None, State(_with_dim(state.splits, dim, held + axes), partial))
+        for dim, split in enumerate(state.splits):
+            yield Move(kind, axes, dim, None, State(_with_dim(state.splits, dim, split + axes), partial))
 
 
-def _all_to_all(known: Orders, state: State) -> Iterator[Move]:
+def _all_to_all(table: Orders, state: State) -> Iterator[Move]:
     for dim, axes, rest in _minor_ends(state):
-        for number in known.exactly.at(mask_of_axes(axes)):
-            order = known.axes[number]
-            for to_dim, held in enumerate(rest):
+        for number in table.exactly.at(mask_of_axes(axes)):
+            order = table.axes[number]
+            for to_dim, split in enumerate(rest):
                 # If the first axis stays first within its dimension, fewer axes move: a shorter end yields that move.
                 if to_dim != dim or order[0] != axes[0]:
-                    target = State(_with_dim(rest, to_dim, held + order), state.partial)
+                    target = State(_with_dim(rest, to_dim, split + order), state.partial)
                     yield Move("all_to_all", axes, dim, to_dim, target)
 
 
-def _change_partial(known: Orders, state: State, kind: str, available: Axes) -> Iterator[Move]:
-    for mask in known.subsets.at(mask_of_axes(available)):
+def _change_partial(table: Orders, state: State, kind: str, available: Axes) -> Iterator[Move]:
+    for mask in table.subsets.at(mask_of_axes(available)):
         axes = axes_of_mask(mask)
         partial = set(state.partial).symmetric_difference(axes)
         yield Move(kind, axes, None, None, State(state.splits, tuple(sorted(partial))))
@@ -209,16 +209,16 @@ def move_between(state: State, target: State) -> Move | None:
         return Move(kind, tuple(sorted(before ^ after)), None, None, target) if kind else None
     if len(changed) > 2:
         return None
-    held, wanted = ([each.splits[dim] for dim in changed] for each in (state, target))
+    old_axes, new_axes = ([end.splits[dim] for dim in changed] for end in (state, target))
     if len(changed) == 2:
-        loses = 0 if len(wanted[0]) < len(held[0]) else 1
-        lost = held[loses][len(wanted[loses]) :]
-        gained = wanted[1 - loses][len(held[1 - loses]) :]
-        nested = held[loses] == wanted[loses] + lost and wanted[1 - loses] == held[1 - loses] + gained
+        loser = 0 if len(new_axes[0]) < len(old_axes[0]) else 1
+        lost = old_axes[loser][len(new_axes[loser]) :]
+        gained = new_axes[1 - loser][len(old_axes[1 - loser]) :]
+        nested = old_axes[loser] == new_axes[loser] + lost and new_axes[1 - loser] == old_axes[1 - loser] + gained
         if before != after or not nested or set(lost) != set(gained):
             return None
-        return Move("all_to_all", lost, changed[loses], changed[1 - loses], target)
-    [dim], [old], [new] = changed, held, wanted
+        return Move("all_to_all", lost, changed[loser], changed[1 - loser], target)
+    [dim], [old], [new] = changed, old_axes, new_axes
     common = 0
     while old[common : common + 1] == new[common : common + 1] != ():
         common += 1

@@ -30,8 +30,8 @@ def units(mesh: Mesh) -> tuple[Axes, ...]:
     """Return the units of a mesh, in ascending order of their axes; each axis is in one unit."""
     if len(mesh.sizes) <= MOST_AXES:
         return tuple((axis,) for axis in mesh.axes)
-    alike = groupby(mesh.axes, key=lambda axis: (mesh.level_of_axis[axis], mesh.sizes[axis]))
-    return tuple(bundle for _, axes in alike for bundle in _bundles(tuple(axes)))
+    groups = groupby(mesh.axes, key=lambda axis: (mesh.level_of_axis[axis], mesh.sizes[axis]))
+    return tuple(bundle for _, axes in groups for bundle in _bundles(tuple(axes)))
 
 
 def _bundles(axes: Axes) -> Iterator[Axes]:
@@ -67,13 +67,13 @@ class UnitMesh:
 
     def _read(self, axes: Axes) -> Axes | None:
         whole: list[int] = []
-        at = 0
-        while at < len(axes):
-            unit = self._unit_at.get(axes[at])
-            if unit is None or axes[at : at + len(self.units[unit])] != self.units[unit]:
+        index = 0
+        while index < len(axes):
+            unit = self._unit_at.get(axes[index])
+            if unit is None or axes[index : index + len(self.units[unit])] != self.units[unit]:
                 return None
             whole.append(unit)
-            at += len(self.units[unit])
+            index += len(self.units[unit])
         return tuple(whole)
 
     def state(self, layout: Layout) -> State | None:

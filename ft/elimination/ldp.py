@@ -33,8 +33,8 @@ def linear_dynamic_programming(graph: TableGraph, line: tuple[int, ...], on_step
     cumulative = graph.tables.pop((line[0],), unit_table())
     for previous, variable in pairwise(line):
         scope = (previous, variable) if previous < variable else (variable, previous)
-        reached = graph.sum_out(cumulative, graph.tables.pop(scope), previous)
-        cumulative = graph.thinned(graph.product(reached, graph.tables.pop((variable,), unit_table())))
+        table = graph.sum_out(cumulative, graph.tables.pop(scope), previous)
+        cumulative = graph.thinned(graph.product(table, graph.tables.pop((variable,), unit_table())))
         if cumulative.n_cells == 0:
             names = f"{graph.names[previous]!r} and {graph.names[variable]!r}"
             raise InfeasibleError(f"no strategy is allowed: no states of {names} go together with all before them")

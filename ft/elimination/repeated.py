@@ -55,25 +55,25 @@ class Repeated:
         self._alike[id(table.mem)] = table
 
     def __call__(
-        self, what: object, tables: Sequence[Table], compute: Callable[[], Table], variable: int | None = None
+        self, operation: object, tables: Sequence[Table], compute: Callable[[], Table], variable: int | None = None
     ) -> Table:
         """Return what a step makes of tables: by ``compute``, or as it was made of alike tables.
 
         Args:
-            what: the step. All that its result depends on beside the tables and the variable must be in it.
+            operation: the step. All that its result depends on beside the tables and the variable must be in it.
             variable: the variable that the step is about, one of the tables'.
         """
         if not all(id(table.mem) in self._alike for table in tables):
             return compute()
-        variables = tuple(sorted({each for table in tables for each in table.scope}))
-        rank = {each: number for number, each in enumerate(variables)}
-        key = what, -1 if variable is None else rank[variable], *(_key(table, rank) for table in tables)
-        done = self._known.get(key)
-        if done is None:
-            done = self._known[key] = _Done(tuple(tables), variables, compute())
-            self.expect(done.result)
-            return done.result
-        return done.with_(tables, variables)
+        variables = tuple(sorted({v for table in tables for v in table.scope}))
+        rank = {v: number for number, v in enumerate(variables)}
+        key = operation, -1 if variable is None else rank[variable], *(_key(table, rank) for table in tables)
+        entry = self._known.get(key)
+        if entry is None:
+            entry = self._known[key] = _Done(tuple(tables), variables, compute())
+            self.expect(entry.result)
+            return entry.result
+        return entry.with_(tables, variables)
 
 
 def _key(table: Table, rank: Mapping[int, int]) -> tuple[object, ...]:

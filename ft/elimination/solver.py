@@ -47,18 +47,18 @@ class Solver:
             return self._finished(graph)
         if self.is_strict:
             raise TooLargeError(f"eliminating {graph.names[blocked.variable]!r} would make {blocked.cells:.0f} cells")
-        around = (blocked.variable, *graph.neighbours(blocked.variable))
-        variable = max(around, key=lambda v: (graph.n_states(v), len(graph.neighbours(v)), -v))
+        candidates = (blocked.variable, *graph.neighbours(blocked.variable))
+        variable = max(candidates, key=lambda v: (graph.n_states(v), len(graph.neighbours(v)), -v))
         states = graph.states_by_promise(variable)
         if len(states) < 2:
             graph.restrict(variable, states)
             return self.solve(graph)
         half = len(states) // 2
-        for chosen in (states[:half], states[half:]):
+        for part in (states[:half], states[half:]):
             attempt = graph.copy()
             try:
                 attempt.counts["heuristic"] += 1
-                attempt.restrict(variable, chosen)
+                attempt.restrict(variable, part)
                 return self.solve(attempt)
             except InfeasibleError as error:
                 failure = error

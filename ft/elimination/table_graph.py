@@ -76,7 +76,7 @@ class TableGraph:
         thinning: how tables that eliminations make are thinned.
         max_work: the most sums of points that may be looked at in all, as estimated.
         tables: the tables by scope. The product of all is the problem.
-        left: number of states of the variables that were restricted.
+        n_left: number of states of the variables that were restricted.
         fixed: states of variables that had only one.
         counts: eliminations done, by kind.
         work: sums of points looked at so far, as estimated.
@@ -88,7 +88,7 @@ class TableGraph:
     thinning: Thinning
     max_work: float = math.inf
     tables: dict[tuple[int, ...], Table] = field(default_factory=dict)
-    left: dict[int, int] = field(default_factory=dict)
+    n_left: dict[int, int] = field(default_factory=dict)
     fixed: dict[int, int] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     work: float = 0.0
@@ -107,7 +107,7 @@ class TableGraph:
 
     def copy(self) -> TableGraph:
         """Return a graph that can be changed without changing this one."""
-        own = ("tables", "left", "fixed", "counts", "_efforts", "_neighbours")
+        own = ("tables", "n_left", "fixed", "counts", "_efforts", "_neighbours")
         copies = {name: copy(getattr(self, name)) for name in own}
         return replace(self, **copies, _scopes={}, _orders={}, _queue=[], _stale=set(), _ordered=())
 
@@ -118,11 +118,11 @@ class TableGraph:
 
     def neighbours(self, variable: int) -> tuple[int, ...]:
         """Return the other variables of the variable's tables, ascending."""
-        known = self._neighbours.get(variable)
-        if known is None:
+        result = self._neighbours.get(variable)
+        if result is None:
             scopes = self._scopes.get(variable, ())
-            known = self._neighbours[variable] = tuple(sorted({other for scope in scopes for other in scope} - {variable}))
-        return known
+            result = self._neighbours[variable] = tuple(sorted({other for scope in scopes for other in scope} - {variable}))
+        return result
 
     def add(self, table: Table) -> None:
         """Multiply a table into the graph, thinned if need be.
@@ -132,10 +132,10 @@ class TableGraph:
         Raises:
             InfeasibleError: no combination of states is allowed.
         """
-        present = self.tables.get(table.scope)
-        if present is not None:
+        factor = self.tables.get(table.scope)
+        if factor is not None:
             self.counts["edge"] += len(table.scope) > 1
-            table = self.product(present, table)
+            table = self.product(factor, table)
         if table.n_cells == 0:
             names = " and ".join(repr(self.names[variable]) for variable in table.scope) or "the whole problem"
             raise InfeasibleError(f"no strategy is allowed: every combination of states of {names} is infeasible")
@@ -145,21 +145,21 @@ class TableGraph:
 
     def effort(self, variable: int) -> Effort:
         """Estimate what eliminating ``variable`` would take, from the number of cells that each of its states has."""
-        known = self._efforts.get(variable)
-        if known is None:
+        effort = self._efforts.get(variable)
+        if effort is None:
             joined = np.ones(self.sizes[variable], np.float64)
             for table in self._tables_of(variable):
                 joined *= np.bincount(table.column(variable), minlength=len(joined))
             dense = math.prod(float(self.n_states(other)) for other in self.neighbours(variable))
             n_joined = float(joined.sum())
-            known = self._efforts[variable] = Effort(variable, min(dense, n_joined), n_joined)
-        return known
+            effort = self._efforts[variable] = Effort(variable, min(dense, n_joined), n_joined)
+        return effort
 
     def n_states(self, variable: int) -> int:
         """Return how many states a variable may still take."""
-        return self.left.get(variable, self.sizes[variable])
+        return self.n_left.get(variable, self.sizes[variable])
 
-    def cheapest(self, among: Collection[int]) -> Effort | None:
+    def cheapest(self, candidates: Collection[int]) -> Effort | None:
         """Return the elimination to do next, None if there is nothing to choose from.
 
         A table made by an elimination has no interfaces to save work by (see :mod:`..tables.state_classes`) and has long
@@ -167,36 +167,36 @@ class TableGraph:
         be eliminated, and it goes on with such tables before it starts others.
 
         Args:
-            among: the variables to choose from; the same object from call to call while it only shrinks.
+            candidates: the variables to choose from; the same object from call to call while it only shrinks.
         """
-        if among is not self._ordered:
-            self._ordered, self._stale = among, set(among)
+        if candidates is not self._ordered:
+            self._ordered, self._stale = candidates, set(candidates)
             self._orders.clear()
             self._queue.clear()
-        for variable in self._stale.intersection(among):
-            order = self._orders[variable] = self._order(variable, among)
+        for variable in self._stale.intersection(candidates):
+            order = self._orders[variable] = self._order(variable, candidates)
             heapq.heappush(self._queue, order)
         self._stale.clear()
         while self._queue:
             order = self._queue[0]
             *_, variable = order
-            if variable in among and self._orders.get(variable) == order:
+            if variable in candidates and self._orders.get(variable) == order:
                 return self.effort(variable)
             heapq.heappop(self._queue)
         return None
 
-    def _order(self, variable: int, among: Collection[int]) -> _Order:
+    def _order(self, variable: int, candidates: Collection[int]) -> _Order:
         """Return the key by which ``cheapest`` compares variables, least first."""
-        effort, scopes = self.effort(variable), self._made(variable)
+        effort, scopes = self.effort(variable), self._result_scopes(variable)
         result = set(self.neighbours(variable))
         meeting = sum(
-            any(variable not in scope and not result.issuperset(scope) for scope in self._made(other))
-            for other in result.intersection(among)
+            any(variable not in scope and not result.issuperset(scope) for scope in self._result_scopes(other))
+            for other in result.intersection(candidates)
         )
         collisions = max(len(scopes) - 1, 0) + meeting
         return effort.magnitude, collisions, not scopes, effort.joined, variable
 
-    def _made(self, variable: int) -> list[tuple[int, ...]]:
+    def _result_scopes(self, variable: int) -> list[tuple[int, ...]]:
         """Return the scopes of those of a variable's tables that eliminations made."""
         scopes = self._scopes.get(variable, ())
         return [scope for scope in scopes if len(scope) > 1 and self.tables[scope].trace is not None]
@@ -256,11 +256,11 @@ class TableGraph:
         Raises:
             InfeasibleError: a neighbour has no state that goes with them.
         """
-        chosen = np.array(sorted(states), np.int64)
-        self.left[variable] = len(chosen)
+        sorted_states = np.array(sorted(states), np.int64)
+        self.n_left[variable] = len(sorted_states)
         for table in self._pop_tables_of(variable):
-            what = "restricted", chosen.tobytes()
-            self.add(self.repeated(what, (table,), partial(_with_states, table, variable, chosen), variable))
+            operation = "restricted", sorted_states.tobytes()
+            self.add(self.repeated(operation, (table,), partial(_with_states, table, variable, sorted_states), variable))
 
     def states_by_promise(self, variable: int) -> tuple[int, ...]:
         """Return the variable's states in the order in which ``restrict`` should keep them, the most promising first.
@@ -324,10 +324,10 @@ def _without(table: Table, variable: int) -> Table:
     return table.take(cells, scope, np.delete(table.states, table.scope.index(variable), axis=1))
 
 
-def _with_states(table: Table, variable: int, chosen: Ints) -> Table:
+def _with_states(table: Table, variable: int, states: Ints) -> Table:
     """Return the cells of a table in which a variable has one of the chosen states."""
-    kept = np.flatnonzero(np.isin(table.column(variable), chosen)).astype(np.int64, copy=False)
-    return table.take(kept, table.scope, table.states[kept])
+    cells = np.flatnonzero(np.isin(table.column(variable), states)).astype(np.int64, copy=False)
+    return table.take(cells, table.scope, table.states[cells])
 
 
 def _least(costs: Ints, state: npt.NDArray[np.int32], n_states: int) -> Floats:

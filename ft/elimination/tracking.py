@@ -70,10 +70,10 @@ def track(problem: Problem, use_ldp: bool, thinning: Thinning, limits: Limits, r
         TooLargeError: ``max_work`` was reached, or ``max_cells`` in a strict run.
     """
     graph = table_graph(problem, thinning, limits.max_work)
-    solved = Solver(use_ldp, limits.max_cells, report, limits.is_strict).solve(graph)
-    result = solved.tables[()]
-    strategies = unroll(result.trace, result.n_points, len(problem.nodes), solved.fixed)
-    return Tracked(result.mem, result.time, strategies, solved.counts, result.slack)
+    solution = Solver(use_ldp, limits.max_cells, report, limits.is_strict).solve(graph)
+    result = solution.tables[()]
+    strategies = unroll(result.trace, result.n_points, len(problem.nodes), solution.fixed)
+    return Tracked(result.mem, result.time, strategies, solution.counts, result.slack)
 
 
 def table_graph(problem: Problem, thinning: Thinning, max_work: float = float("inf")) -> TableGraph:
@@ -95,28 +95,28 @@ def table_graph(problem: Problem, thinning: Thinning, max_work: float = float("i
         return split[key]
 
     for edge in problem.edges:
-        both = edge.mem_bytes, edge.time_ns
-        mem, time = map(parts_of, both)
+        costs = edge.mem_bytes, edge.time_ns
+        mem, time = map(parts_of, costs)
         if mem is not None and time is not None:
             for variable, *parts in zip((edge.source, edge.target), mem, time, strict=True):
                 sums.setdefault((variable,), []).append((parts[0], parts[1]))
             continue
         if edge.source > edge.target:
-            both = edge.mem_bytes.T, edge.time_ns.T
+            costs = edge.mem_bytes.T, edge.time_ns.T
         pair = min(edge.source, edge.target), max(edge.source, edge.target)
         graph.counts["edge"] += pair in sums
-        sums.setdefault(pair, []).append(both)
+        sums.setdefault(pair, []).append(costs)
     graph.add(unit_table())
     tables: dict[tuple[object, ...], Table] = {}
-    made = {}
+    table_of = {}
     for scope, of_scope in sums.items():
-        key = tuple(identity(each) for part in of_scope for each in part) if folds() else scope
+        key = tuple(identity(array) for part in of_scope for array in part) if folds() else scope
         if key in tables:
             graph.repeated.expect(tables[key])
         else:
             tables[key] = dense_table(scope, *_added(of_scope))
-        made[scope] = tables[key].renamed(scope, None)
-    for table in made.values():  # all that are alike are known by now
+        table_of[scope] = tables[key].renamed(scope, None)
+    for table in table_of.values():  # all that are alike are known by now
         graph.add(table)
     return graph
 

@@ -94,10 +94,10 @@ class Lines:
         """Add bounds until every corner is excluded or was tried, or a deadline by ``time.monotonic`` is over."""
         while len(self.least) < MOST_LINES and time.monotonic() < deadline:
             mem, time_ns = self.corners()
-            reached = self.reached(mem, time_ns)
-            reached[self._is_tried(mem, time_ns)] = np.inf
-            corner = int(reached.argmin())
-            if reached[corner] > 1:
+            shares = self.reached(mem, time_ns)
+            shares[self._is_tried(mem, time_ns)] = np.inf
+            corner = int(shares.argmin())
+            if shares[corner] > 1:
                 break
             self._tried.append((float(mem[corner]), float(time_ns[corner])))
             self.exclude(*self._tried[-1])
@@ -111,8 +111,8 @@ class Lines:
                 scale = _SCALE / max(float(least), *weights[[MEM, TIME]].tolist())
                 mem, time_ns = (math.ceil(float(weights[row]) * scale) for row in (MEM, TIME))
                 lines.append(Line(mem, time_ns, math.floor(float(least) * scale)))
-        found = staircase(lines)
-        return LowerBound(found.mem_bytes, found.time_ns, "weighted sums by segment")
+        corners = staircase(lines)
+        return LowerBound(corners.mem_bytes, corners.time_ns, "weighted sums by segment")
 
     def corners(self) -> tuple[Floats, Floats]:
         """Return the corners between what is within the gap of known strategies, both ends included: float64[C] each."""
@@ -121,36 +121,36 @@ class Lines:
 
     def reached(self, mem: Floats, time_ns: Floats) -> Floats:
         """Return for each corner the largest part of its weighted cost that a bound comes to: above 1 excludes it."""
-        reached = np.zeros(len(mem))
+        shares = np.zeros(len(mem))
         for weights, least in zip(self.weights, self.least, strict=True):
             parts = ((weights[row], costs) for row, costs in ((MEM, mem), (TIME, time_ns)) if weights[row] > 0)
             limit = sum((weight * costs for weight, costs in parts), np.zeros(len(mem)))
-            np.maximum(reached, least / np.maximum(limit, 1e-300), out=reached)
-        return reached
+            np.maximum(shares, least / np.maximum(limit, 1e-300), out=shares)
+        return shares
 
     def _is_tried(self, mem: Floats, time_ns: Floats) -> npt.NDArray[np.bool_]:
         """Return which corners are as near to one that was tried as half of the gap."""
         near = np.zeros(len(mem), np.bool_)
-        for tried in self._tried:
+        for corner in self._tried:
             is_near = np.ones(len(mem), np.bool_)
-            for costs, of in zip((mem, time_ns), tried, strict=True):
-                is_near &= (costs == of) | (np.maximum(costs, of) <= np.minimum(costs, of) * (1 + self.gap / 2))
+            for costs, cost in zip((mem, time_ns), corner, strict=True):
+                is_near &= (costs == cost) | (np.maximum(costs, cost) <= np.minimum(costs, cost) * (1 + self.gap / 2))
             near |= is_near
         return near
 
     def exclude(self, mem: float, time_ns: float) -> None:
         """Add bounds for a corner until one excludes it, or none can."""
         inverse = _inverse(len(self._costs), mem, time_ns)
-        n_known = self._costs.shape[1]
+        n_strategies = self._costs.shape[1]
         for _ in range(ROUNDS):
-            parts, promised = self._best_parts(inverse, n_known)
+            parts, best = self._best_parts(inverse, n_strategies)
             weights = self.weights_for(parts[None], mem, time_ns)
             if not weights.any():
                 break  # a corner without a limit on what costs anything
             least, strategies = self.weighted(weights)
             self.weights, self.least = np.concatenate([self.weights, weights]), np.concatenate([self.least, least])
             self.add(strategies)
-            if least[0] > 1 or promised - least[0] < NEAR:
+            if least[0] > 1 or best - least[0] < NEAR:
                 break
 
     @staticmethod
@@ -170,31 +170,31 @@ class Lines:
         rows = self.rows_of(strategies)
         self._costs = np.concatenate([self._costs, _with_segments(rows)], axis=1)
         mem, time_ns = rows[MEM] + rows[FIRST:].max(axis=0), rows[TIME]
-        allowed = np.maximum(mem, time_ns) < INFEASIBLE
-        self.found = self.found.with_others(Found.of(mem[allowed], time_ns[allowed], strategies[allowed]))
+        is_feasible = np.maximum(mem, time_ns) < INFEASIBLE
+        self.found = self.found.with_others(Found.of(mem[is_feasible], time_ns[is_feasible], strategies[is_feasible]))
 
-    def _best_parts(self, inverse: Floats, n_known: int) -> tuple[Floats, float]:
+    def _best_parts(self, inverse: Floats, n_strategies: int) -> tuple[Floats, float]:
         """Return the parts of each row of costs, which add up to 1, for which the least of known strategies is largest.
 
         Args:
             inverse: what each row of costs is multiplied by: 1 over the corner's.
-            n_known: strategies from this number on are new for this corner, and looked at in any case.
+            n_strategies: strategies from this number on are new for this corner, and looked at in any case.
 
         Returns:
             The parts, and the least.
         """
         costs = self._costs * inverse[:, None]
         nearest = np.argsort(costs.max(axis=0), kind="stable")[:ROWS]
-        newest = np.arange(max(n_known - ROWS, 0), costs.shape[1])
+        newest = np.arange(max(n_strategies - ROWS, 0), costs.shape[1])
         return best_parts(costs[:, np.union1d(nearest, newest)])
 
 
-def lines_within(problem: Problem, transient: Transient, known: Found, gap: float, deadline: float) -> Lines:
+def lines_within(problem: Problem, transient: Transient, points: Found, gap: float, deadline: float) -> Lines:
     """Return what weighted searches of a problem find and prove while there is time.
 
     Args:
         transient: the memory of its segments, none of it negative.
-        known: strategies at their true memory, at least one.
+        points: strategies at their true memory, at least one.
         gap: how near to the bound they are to be.
         deadline: by ``time.monotonic``.
     """
@@ -207,13 +207,13 @@ def lines_within(problem: Problem, transient: Transient, known: Found, gap: floa
         whole = interned(transient.weighted(problem, of_segments / mem if mem else np.zeros_like(of_segments)))
         search = WeightedSearch(whole, MOST_CELLS, deadline)
         integers = search.integer_weights(mem, time_ns)
-        found = search.tightened(integers, near=NEAR)
+        results = search.tightened(integers, near=NEAR)
         scale = min(weight / integer for weight, integer in zip((mem, time_ns), integers, strict=True) if integer)
-        strategies = [each.strategy for each in found if each.strategy is not None]
-        bound = np.array([found[-1].bound * scale * (1 - ROUNDING)])
+        strategies = [result.strategy for result in results if result.strategy is not None]
+        bound = np.array([results[-1].bound * scale * (1 - ROUNDING)])
         return bound, np.array(strategies, np.int32).reshape(-1, len(problem.nodes))
 
-    lines = Lines(weighted, rows_of, known, gap)
+    lines = Lines(weighted, rows_of, points, gap)
     with contextlib.suppress(TimeIsUpError):
         lines.search(deadline)
     return lines

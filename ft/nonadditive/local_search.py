@@ -47,12 +47,12 @@ class _Points:
     @property
     def true_mem(self) -> Ints:
         """Return the memory of each point, int64[P]: its sum plus that of its largest rematerialization segment."""
-        most: Ints = self.mem + self.segments.max(axis=0)
-        return most
+        result: Ints = self.mem + self.segments.max(axis=0)
+        return result
 
-    def take(self, which: Ints) -> _Points:
+    def take(self, indices: Ints) -> _Points:
         """Return some of the points."""
-        return _Points(self.strategies[which], self.mem[which], self.time[which], self.segments[:, which])
+        return _Points(self.strategies[indices], self.mem[indices], self.time[indices], self.segments[:, indices])
 
     def with_(self, other: _Points) -> _Points:
         """Return the points of both, the other's after these."""
@@ -71,11 +71,11 @@ def _groups(rows: States) -> Iterator[tuple[States, Ints]]:
     """
     # Of states, which aren't negative, the bytes from the highest on are ordered as the numbers are.
     keys = np.ascontiguousarray(rows, ">i4").view(f"V{4 * rows.shape[1]}").reshape(-1).tolist()
-    found = defaultdict[bytes, list[int]](list)
+    rows_of = defaultdict[bytes, list[int]](list)
     for row, key in enumerate(keys):
-        found[key].append(row)
-    for _, which in sorted(found.items()):
-        yield rows[which[0]], np.array(which, np.intp)
+        rows_of[key].append(row)
+    for _, indices in sorted(rows_of.items()):
+        yield rows[indices[0]], np.array(indices, np.intp)
 
 
 class Descent:
@@ -117,10 +117,10 @@ class Descent:
 
     def _context_of(self, node: int) -> Ints:
         """Return the nodes on whose states the cost of changing a node depends; the node itself comes first."""
-        found = dict.fromkeys([node, *self._adjacent(node)])
-        for other in [each for each in found if each in self._free]:
-            found.update(dict.fromkeys(self._adjacent(other)))
-        return np.fromiter(found, np.intp, len(found))
+        context = dict.fromkeys([node, *self._adjacent(node)])
+        for other in [n for n in context if n in self._free]:
+            context.update(dict.fromkeys(self._adjacent(other)))
+        return np.fromiter(context, np.intp, len(context))
 
     def improved(self, strategies: States) -> tuple[Ints, Ints, States]:
         """Return the Pareto-minimal strategies among the given ones and all that changes make of them.
@@ -136,9 +136,9 @@ class Descent:
             if len(new.mem) > POINTS:
                 new = new.take(np.linspace(0, len(new.mem) - 1, POINTS).round().astype(np.intp))
             changed = self._changed(new, best)
-            n_before, both = len(best.mem), best.with_(changed)
-            kept = reduce_unsorted(both.true_mem, both.time)
-            best, new = both.take(kept), both.take(kept[kept >= n_before])
+            n_before, union = len(best.mem), best.with_(changed)
+            indices = reduce_unsorted(union.true_mem, union.time)
+            best, new = union.take(indices), union.take(indices[indices >= n_before])
         return best.true_mem, best.time, best.strategies
 
     def _points(self, strategies: States) -> _Points:
@@ -148,33 +148,33 @@ class Descent:
 
     def _changed(self, points: _Points, best: _Points) -> _Points:
         """Return the changed points that are Pareto-minimal among all changed points and the best ones so far."""
-        found: list[tuple[Ints, Changes]] = []
+        groups: list[tuple[Ints, Changes]] = []
         mem, time_ns = [best.true_mem], [best.time]
         for node in self._movable:
             if time.monotonic() > self.deadline:
                 break  # of a deep model a round takes seconds
-            for states, which in _groups(points.strategies[:, self._context[node]]):
+            for states, indices in _groups(points.strategies[:, self._context[node]]):
                 changes = self._changes(node, states)
                 if changes is None:
                     continue
-                of_segments = points.segments[:, which, None]
+                of_segments = points.segments[:, indices, None]
                 if len(changes.segments):
                     of_segments = np.repeat(of_segments, len(changes.mem), axis=2)
                     of_segments[changes.segments] += changes.in_segments[:, None, :]
-                found.append((which, changes))
-                mem.append((points.mem[which, None] + changes.mem + of_segments.max(axis=0)).reshape(-1))
-                time_ns.append((points.time[which, None] + changes.time).reshape(-1))
-        kept = reduce_unsorted(np.concatenate(mem), np.concatenate(time_ns))
-        starts = np.cumsum([len(each) for each in mem])
-        kept = kept[kept >= starts[0]]
-        group = np.searchsorted(starts, kept, side="right") - 1
-        rows = np.zeros(len(kept), np.intp)
-        for i, (index, of_group) in enumerate(zip(kept.tolist(), group.tolist(), strict=True)):
-            which, changes = found[of_group]
-            rows[i] = which[(index - int(starts[of_group])) // len(changes.mem)]
+                groups.append((indices, changes))
+                mem.append((points.mem[indices, None] + changes.mem + of_segments.max(axis=0)).reshape(-1))
+                time_ns.append((points.time[indices, None] + changes.time).reshape(-1))
+        survivors = reduce_unsorted(np.concatenate(mem), np.concatenate(time_ns))
+        starts = np.cumsum([len(part) for part in mem])
+        survivors = survivors[survivors >= starts[0]]
+        group = np.searchsorted(starts, survivors, side="right") - 1
+        rows = np.zeros(len(survivors), np.intp)
+        for i, (index, of_group) in enumerate(zip(survivors.tolist(), group.tolist(), strict=True)):
+            indices, changes = groups[of_group]
+            rows[i] = indices[(index - int(starts[of_group])) // len(changes.mem)]
         result = points.take(rows)
-        for i, (index, of_group) in enumerate(zip(kept.tolist(), group.tolist(), strict=True)):
-            changes = found[of_group][1]
+        for i, (index, of_group) in enumerate(zip(survivors.tolist(), group.tolist(), strict=True)):
+            changes = groups[of_group][1]
             change = (index - int(starts[of_group])) % len(changes.mem)
             result.strategies[i, changes.nodes] = changes.states[change]
             result.mem[i] += changes.mem[change]
@@ -190,13 +190,14 @@ class Descent:
         """
         key = node, states.tobytes()
         if key not in self._known:
-            at = dict(zip(self._context[node].tolist(), states.tolist(), strict=True))
-            self._known[key] = self._alone(node, at) if node in self._free else self._other(node, at)
+            state_of = dict(zip(self._context[node].tolist(), states.tolist(), strict=True))
+            changes = self._own_changes if node in self._free else self._pair_changes
+            self._known[key] = changes(node, state_of)
         return self._known[key]
 
-    def _alone(self, node: int, at: Mapping[int, int]) -> Changes | None:
+    def _own_changes(self, node: int, state_of: Mapping[int, int]) -> Changes | None:
         """Return the changes of a free node alone: its other states that improve at least one cost."""
-        options, before = self._options(node, at), at[node]
+        options, before = self._options(node, state_of), state_of[node]
         states = options.allowed
         costs = options.mem, options.time, options.segments
         mem, time_ns, segments = (cost[..., states] - cost[..., [before]] for cost in costs)
@@ -204,40 +205,38 @@ class Descent:
         if not is_better.any():
             return None
         states, mem, time_ns, segments = states[is_better], mem[is_better], time_ns[is_better], segments[:, is_better]
-        kept = minimal(np.concatenate([[mem, time_ns], segments]))
-        changed = states[kept, None].astype(np.int32)
-        return Changes(np.array([node]), changed, mem[kept], time_ns[kept], options.numbers, segments[:, kept])
+        indices = minimal(np.concatenate([[mem, time_ns], segments]))
+        changed = states[indices, None].astype(np.int32)
+        return Changes(np.array([node]), changed, mem[indices], time_ns[indices], options.numbers, segments[:, indices])
 
-    def _other(self, node: int, at: Mapping[int, int]) -> Changes | None:
+    def _pair_changes(self, node: int, state_of: Mapping[int, int]) -> Changes | None:
         """Return the changes of a node to the other state of its pair, which differs only in what is rematerialized.
 
         The neighbouring free nodes follow: each takes its state of least memory, or each its state of least time.
         """
-        after = int(self.transient.others[node][at[node]])
+        after = int(self.transient.others[node][state_of[node]])
         if after < 0:
             return None
-        changed, own = {**at, node: after}, Sum()
-        own.add_difference(self.problem.nodes[node], self._of_nodes[node], after, at[node])
+        changed, own = {**state_of, node: after}, Sum()
+        own.add_difference(self.problem.nodes[node], self._of_nodes[node], after, state_of[node])
         for number in self._edges[node]:
             edge = self.problem.edges[number]
             if edge.source not in self._free and edge.target not in self._free:
-                then, now = (changed[edge.source], changed[edge.target]), (at[edge.source], at[edge.target])
-                if max(edge.time_ns[then], edge.mem_bytes[then]) >= INFEASIBLE:
+                new_pair, old_pair = ((states[edge.source], states[edge.target]) for states in (changed, state_of))
+                if max(edge.time_ns[new_pair], edge.mem_bytes[new_pair]) >= INFEASIBLE:
                     return None
-                own.add_difference(edge, self._of_edges[number], then, now)
+                own.add_difference(edge, self._of_edges[number], new_pair, old_pair)
         following = sorted(self._free & set(self._adjacent(node)))
-        before, options = ([self._options(each, states) for each in following] for states in (at, changed))
-        if not all(len(each.allowed) for each in options):
+        before, options = ([self._options(neighbour, states) for neighbour in following] for states in (state_of, changed))
+        if not all(len(o.allowed) for o in options):
             return None
-        ways = dict.fromkeys(
-            tuple(each.best(by_time, len(self.transient.large)) for each in options) for by_time in (False, True)
-        )
+        ways = dict.fromkeys(tuple(o.best(by_time, len(self.transient.large)) for o in options) for by_time in (False, True))
         sums = []
         for states in ways:
             total = own.copy()
-            for each, old, new, state in zip(following, before, options, states, strict=True):
+            for neighbour, old, new, state in zip(following, before, options, states, strict=True):
                 total.add(new, state)
-                total.add(old, at[each], -1)
+                total.add(old, state_of[neighbour], -1)
             sums.append(total)
         numbers = sorted({index for total in sums for index in total.segments})
         return Changes(
@@ -249,14 +248,14 @@ class Descent:
             np.array([[total.segments[index] for total in sums] for index in numbers], np.int64).reshape(-1, len(sums)),
         )
 
-    def _options(self, node: int, at: Mapping[int, int]) -> Options:
+    def _options(self, node: int, state_of: Mapping[int, int]) -> Options:
         """Return the costs of a node's states, given the states of its neighbours."""
-        key = node, *(at[other] for other in self._adjacent(node))
+        key = node, *(state_of[other] for other in self._adjacent(node))
         if key not in self._known_options:
-            self._known_options[key] = self._computed_options(node, at)
+            self._known_options[key] = self._computed_options(node, state_of)
         return self._known_options[key]
 
-    def _computed_options(self, node: int, at: Mapping[int, int]) -> Options:
+    def _computed_options(self, node: int, state_of: Mapping[int, int]) -> Options:
         own = self.problem.nodes[node]
         mem, time_ns = own.mem_bytes.copy(), own.time_ns.copy()
         parts = defaultdict[int, Ints](lambda: np.zeros_like(mem))
@@ -264,11 +263,11 @@ class Descent:
             parts[index] = parts[index] + n_bytes
         for number in self._edges[node]:
             edge = self.problem.edges[number]
-            here = (slice(None), at[edge.target]) if edge.source == node else (at[edge.source], slice(None))
-            mem += edge.mem_bytes[here]
-            time_ns += edge.time_ns[here]
+            selection = (slice(None), state_of[edge.target]) if edge.source == node else (state_of[edge.source], slice(None))
+            mem += edge.mem_bytes[selection]
+            time_ns += edge.time_ns[selection]
             for index, n_bytes in self._of_edges[number]:
-                parts[index] = parts[index] + n_bytes[here]
+                parts[index] = parts[index] + n_bytes[selection]
         numbers = sorted(parts)
         segments = np.array([parts[index] for index in numbers], np.int64).reshape(len(numbers), len(mem))
         allowed = np.flatnonzero(np.maximum(mem, time_ns) < INFEASIBLE)

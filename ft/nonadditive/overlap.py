@@ -98,24 +98,24 @@ class Overlap:
         Returns:
             int64[P], in nanoseconds.
         """
-        found = [self._overlap_ns(problem.edges, strategies[i : i + _AT_ONCE]) for i in range(0, len(strategies), _AT_ONCE)]
-        return np.concatenate(found)
+        parts = [self._overlap_ns(problem.edges, strategies[i : i + _AT_ONCE]) for i in range(0, len(strategies), _AT_ONCE)]
+        return np.concatenate(parts)
 
-    def _overlap_ns(self, edges: Sequence[Edge], chosen: npt.NDArray[np.int32]) -> Ints:
+    def _overlap_ns(self, edges: Sequence[Edge], strategies: npt.NDArray[np.int32]) -> Ints:
         parts = [*self.overlappable.values(), *self.overlappable_edges.values(), *self.computing.values()]
         positions = sorted({part.position for part in parts})
         column = {position: i for i, position in enumerate(positions)}
-        overlappable, computing = np.zeros((2, len(chosen), len(positions)), np.int64)
+        overlappable, computing = np.zeros((2, len(strategies), len(positions)), np.int64)
         for node, part in self.overlappable.items():
-            overlappable[:, column[part.position]] += part.ns[chosen[:, node]]
+            overlappable[:, column[part.position]] += part.ns[strategies[:, node]]
         for number, part in self.overlappable_edges.items():
             edge = edges[number]
-            overlappable[:, column[part.position]] += part.ns[chosen[:, edge.source], chosen[:, edge.target]]
+            overlappable[:, column[part.position]] += part.ns[strategies[:, edge.source], strategies[:, edge.target]]
         for node, part in self.computing.items():
-            computing[:, column[part.position]] += part.ns[chosen[:, node]]
-        above = overlappable.sum(axis=1, keepdims=True) - np.cumsum(overlappable, axis=1)
-        below = np.cumsum(computing, axis=1) - computing
-        by_position: Ints = np.concatenate([overlappable.sum(axis=1, keepdims=True), above + below], axis=1)
+            computing[:, column[part.position]] += part.ns[strategies[:, node]]
+        ns_above = overlappable.sum(axis=1, keepdims=True) - np.cumsum(overlappable, axis=1)
+        ns_below = np.cumsum(computing, axis=1) - computing
+        by_position: Ints = np.concatenate([overlappable.sum(axis=1, keepdims=True), ns_above + ns_below], axis=1)
         least: Ints = by_position.min(axis=1)
         return least
 
@@ -132,18 +132,18 @@ class Overlap:
         Raises:
             ValueError: a time is too long to be multiplied (26 days).
         """
-        known: dict[tuple[object, ...], Ints] = {}
+        cache: dict[tuple[object, ...], Ints] = {}
         positions = [part.position for part in (*self.overlappable.values(), *self.overlappable_edges.values())]
         low, high = min(positions, default=0), max(positions, default=0)
 
         def times(time_ns: Ints, overlappable: OverlapPart | None, computing: OverlapPart | None) -> Ints:
-            at = None if computing is None else computing.position
+            position = None if computing is None else computing.position
             weights = (
                 share if overlappable is not None and overlappable.position > low else 0,
-                0 if at is None else share * (at < low) + (UNITS - share) * (at < high),
+                0 if position is None else share * (position < low) + (UNITS - share) * (position < high),
             )
             key = identity(time_ns), weights, *(part and identity(part.ns) for part in (overlappable, computing))
-            if key not in known:
+            if key not in cache:
                 feasible = np.where(time_ns < INFEASIBLE, time_ns, 0)
                 if feasible.max() >= INFEASIBLE // UNITS:
                     raise ValueError(f"a time of {feasible.max()} ns, expected less than {INFEASIBLE // UNITS}")
@@ -151,8 +151,8 @@ class Overlap:
                 for part, weight in zip((overlappable, computing), weights, strict=True):
                     if part is not None:
                         result = result - weight * part.ns
-                known[key] = np.where(time_ns < INFEASIBLE, result, INFEASIBLE)
-            return known[key]
+                cache[key] = np.where(time_ns < INFEASIBLE, result, INFEASIBLE)
+            return cache[key]
 
         nodes = tuple(
             Node(node.name, node.mem_bytes, times(node.time_ns, self.overlappable.get(i), self.computing.get(i)))
@@ -185,39 +185,38 @@ def search_overlapping(
         left_s = max(0.0, deadline - time.monotonic())
         if number >= 2 and not left_s:
             break
-        found = search(overlap.weighted(problem, share), algorithm, progress, replace(budget, seconds=left_s / 2))
-        best = _joined(best, at_true_times(problem, overlap, found, _bound_of(found)))
+        frontier = search(overlap.weighted(problem, share), algorithm, progress, replace(budget, seconds=left_s / 2))
+        best = _joined(best, at_true_times(problem, overlap, frontier, _bound_of(frontier)))
         if best.exact or best.worst_gap <= budget.gap:
             break
     assert best is not None
     return best
 
 
-def at_true_times(problem: Problem, overlap: Overlap, found: Frontier, bound: LowerBound | None = None) -> Frontier:
+def at_true_times(problem: Problem, overlap: Overlap, frontier: Frontier, bound: LowerBound | None = None) -> Frontier:
     """Return the Pareto-minimal ones of a frontier's strategies at the times of the module docstring.
 
     Args:
         bound: a lower bound of these times; None if the frontier is what its algorithm defines.
     """
-    chosen = found.strategies
-    time_ns = np.zeros(len(chosen), np.int64)
+    strategies = frontier.strategies
+    time_ns = np.zeros(len(strategies), np.int64)
     for i, node in enumerate(problem.nodes):
-        time_ns += node.time_ns[chosen[:, i]]
+        time_ns += node.time_ns[strategies[:, i]]
     for edge in problem.edges:
-        time_ns += edge.time_ns[chosen[:, edge.source], chosen[:, edge.target]]
-    time_ns -= overlap.overlap_ns(problem, chosen)
-    kept = reduce_unsorted(found.mem_bytes, time_ns)
-    return settled(
-        replace(found, mem_bytes=found.mem_bytes[kept], time_ns=time_ns[kept], strategies=chosen[kept], bound=bound)
-    )
+        time_ns += edge.time_ns[strategies[:, edge.source], strategies[:, edge.target]]
+    time_ns -= overlap.overlap_ns(problem, strategies)
+    rows = reduce_unsorted(frontier.mem_bytes, time_ns)
+    mem_bytes, time_ns, strategies = frontier.mem_bytes[rows], time_ns[rows], strategies[rows]
+    return settled(replace(frontier, mem_bytes=mem_bytes, time_ns=time_ns, strategies=strategies, bound=bound))
 
 
-def _bound_of(found: Frontier) -> LowerBound:
+def _bound_of(frontier: Frontier) -> LowerBound:
     """Return the lower bound of the true times that the search of a weighted problem proves."""
-    bound = found.bound or LowerBound(found.mem_bytes, found.time_ns, "weighted sums")
+    bound = frontier.bound or LowerBound(frontier.mem_bytes, frontier.time_ns, "weighted sums")
     times = -(-bound.time_ns // UNITS)
-    kept = reduce_unsorted(bound.mem_bytes, times)
-    return LowerBound(bound.mem_bytes[kept], times[kept], bound.source)
+    indices = reduce_unsorted(bound.mem_bytes, times)
+    return LowerBound(bound.mem_bytes[indices], times[indices], bound.source)
 
 
 def _joined(one: Frontier | None, other: Frontier) -> Frontier:
@@ -225,5 +224,5 @@ def _joined(one: Frontier | None, other: Frontier) -> Frontier:
     if one is None or one.bound is None or other.bound is None:
         return other if one is None or other.bound is None else one
     counts = {kind: one.eliminations[kind] + other.eliminations[kind] for kind in one.eliminations}
-    both = one.with_points(other.mem_bytes, other.time_ns, other.strategies)
-    return settled(replace(both, eliminations=counts, bound=one.bound.tightened(other.bound)))
+    union = one.with_points(other.mem_bytes, other.time_ns, other.strategies)
+    return settled(replace(union, eliminations=counts, bound=one.bound.tightened(other.bound)))

@@ -77,8 +77,8 @@ class Relaxations:
     _tries: dict[tuple[float, float], int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        arrays = [each for segment in self.transient.segments for each in (*segment.nodes.values(), *segment.edges.values())]
-        self._levels = np.unique(np.concatenate([np.zeros(1, np.int64), *(np.unique(each) for each in arrays)]))
+        arrays = [part for segment in self.transient.segments for part in (*segment.nodes.values(), *segment.edges.values())]
+        self._levels = np.unique(np.concatenate([np.zeros(1, np.int64), *(np.unique(array) for array in arrays)]))
         self._of_all = self.bound
         self._costs, self._times = np.zeros((len(self.transient.segments), 0)), np.zeros(0, np.int64)
 
@@ -105,16 +105,16 @@ class Relaxations:
         elif bound is not None:
             self._of_all = self._of_all.tightened(bound)
         of_levels = [
-            replace(found, mem_bytes=found.mem_bytes + self._levels[floor])
-            for _, floor, found in self._groups()
-            if found is not None
+            replace(group_bound, mem_bytes=group_bound.mem_bytes + self._levels[floor])
+            for _, floor, group_bound in self._groups()
+            if group_bound is not None
         ]
         self.bound = self._of_all.tightened(reduce(LowerBound.loosened, of_levels)) if of_levels else self._of_all
 
     def _groups(self) -> list[tuple[int, int, LowerBound | None]]:
         """Return the capped levels, ascending, each with the least level that no lower cap includes, and its bound."""
         caps = sorted(self._capped)
-        return [(cap, below + 1, self._capped[cap]) for below, cap in zip([-1, *caps], caps, strict=False)]
+        return [(cap, lower_cap + 1, self._capped[cap]) for lower_cap, cap in zip([-1, *caps], caps, strict=False)]
 
     def next(self, best: Frontier, gap: float) -> Charge | Cap | None:
         """Return what to search next; None if nothing helps the point of the bound that is farthest from what is known.
@@ -163,18 +163,18 @@ class Relaxations:
         last = len(self._levels) - 1
         if last not in self._capped:
             return Cap(last)
-        for cap, floor, found in reversed(self._groups()):
-            if found is None:
+        for cap, floor, bound in reversed(self._groups()):
+            if bound is None:
                 continue
-            below = np.flatnonzero(found.time_ns < time_ns)
-            if not len(below) or found.mem_bytes[below[0]] + self._levels[floor] >= mem:
+            indices = np.flatnonzero(bound.time_ns < time_ns)
+            if not len(indices) or bound.mem_bytes[indices[0]] + self._levels[floor] >= mem:
                 continue
-            split = int(np.searchsorted(self._levels, mem - found.mem_bytes[below[0]], side="left"))
+            split = int(np.searchsorted(self._levels, mem - bound.mem_bytes[indices[0]], side="left"))
             if split <= cap:
                 return Cap(split - 1)
         return None
 
 
-def bound_of(found: Frontier) -> LowerBound:
+def bound_of(frontier: Frontier) -> LowerBound:
     """Return the lower bound that a search proves: its own points if they are exact."""
-    return found.bound or LowerBound(found.mem_bytes, found.time_ns, "sums by segment")
+    return frontier.bound or LowerBound(frontier.mem_bytes, frontier.time_ns, "sums by segment")

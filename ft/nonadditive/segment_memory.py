@@ -82,13 +82,13 @@ class Transient:
 
     def most_bytes(self, problem: Problem, strategies: npt.NDArray[np.int32]) -> Ints:
         """Return the bytes that strategies, int[P, nodes], take beyond the problem's memory: int64[P]."""
-        most: Ints = self.by_segment(problem, strategies).max(axis=0)
-        return most
+        result: Ints = self.by_segment(problem, strategies).max(axis=0)
+        return result
 
     @property
     def has_negative(self) -> bool:
         """Return whether any part of the memory is negative."""
-        arrays = [array for each in self.segments for array in (*each.nodes.values(), *each.edges.values())]
+        arrays = [array for segment in self.segments for array in (*segment.nodes.values(), *segment.edges.values())]
         return any(int(array.min()) < 0 for array in arrays)
 
     def charged(self, problem: Problem) -> Problem:
@@ -127,14 +127,14 @@ class Transient:
             numbers: a number for each of these segments, by its index.
             change: returns the changed memory, given the memory, the segment's and its number.
         """
-        known: dict[tuple[object, ...], Ints] = {}
+        cache: dict[tuple[object, ...], Ints] = {}
         nodes, edges = list(problem.nodes), list(problem.edges)
 
         def changed(mem: Ints, n_bytes: Ints, number: float) -> Ints:
             key = identity(mem), identity(n_bytes), number
-            if key not in known:
-                known[key] = change(mem, n_bytes, number)
-            return known[key]
+            if key not in cache:
+                cache[key] = change(mem, n_bytes, number)
+            return cache[key]
 
         for index, number in numbers.items():
             segment = self.segments[index]
@@ -144,18 +144,17 @@ class Transient:
                 edges[i] = replace(edges[i], mem_bytes=changed(edges[i].mem_bytes, n_bytes, number))
         return Problem(tuple(nodes), tuple(edges))
 
-    def at_true_memory(self, problem: Problem, found: Frontier, bound: LowerBound) -> Frontier:
+    def at_true_memory(self, problem: Problem, frontier: Frontier, bound: LowerBound) -> Frontier:
         """Return the Pareto-minimal ones of a frontier's strategies at their true memory.
 
         Args:
-            found: a frontier of the problem with some of the segments' memory added, or none.
+            frontier: a frontier of the problem with some of the segments' memory added, or none.
             bound: a lower bound of the problem's strategies at their true memory.
         """
-        mem = summed(problem, found.strategies)[0] + self.most_bytes(problem, found.strategies)
-        kept = reduce_unsorted(mem, found.time_ns)
-        return settled(
-            replace(found, mem_bytes=mem[kept], time_ns=found.time_ns[kept], strategies=found.strategies[kept], bound=bound)
-        )
+        mem = summed(problem, frontier.strategies)[0] + self.most_bytes(problem, frontier.strategies)
+        rows = reduce_unsorted(mem, frontier.time_ns)
+        mem, time_ns, strategies = mem[rows], frontier.time_ns[rows], frontier.strategies[rows]
+        return settled(replace(frontier, mem_bytes=mem, time_ns=time_ns, strategies=strategies, bound=bound))
 
 
 def summed(problem: Problem, strategies: npt.NDArray[np.int32]) -> Ints:
@@ -173,6 +172,6 @@ def summed(problem: Problem, strategies: npt.NDArray[np.int32]) -> Ints:
     return sums
 
 
-def with_more(found: Frontier, mem: Ints, time_ns: Ints, strategies: npt.NDArray[np.int32]) -> Frontier:
+def with_more(frontier: Frontier, mem: Ints, time_ns: Ints, strategies: npt.NDArray[np.int32]) -> Frontier:
     """Return a frontier with further strategies of its problem added; its lower bound stays."""
-    return settled(found.with_points(mem, time_ns, strategies))
+    return settled(frontier.with_points(mem, time_ns, strategies))

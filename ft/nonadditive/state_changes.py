@@ -80,12 +80,12 @@ class Sum:
         for index, n_bytes in zip(options.numbers.tolist(), options.segments[:, state].tolist(), strict=True):
             self.segments[index] += sign * n_bytes
 
-    def add_difference(self, costs: Node | Edge, parts: Sequence[tuple[int, Ints]], then: Any, now: Any) -> None:
+    def add_difference(self, costs: Node | Edge, parts: Sequence[tuple[int, Ints]], new: Any, old: Any) -> None:
         """Add the difference that a node or an edge makes between one state (or pair of states) and another."""
-        self.mem += int(costs.mem_bytes[then] - costs.mem_bytes[now])
-        self.time += int(costs.time_ns[then] - costs.time_ns[now])
+        self.mem += int(costs.mem_bytes[new] - costs.mem_bytes[old])
+        self.time += int(costs.time_ns[new] - costs.time_ns[old])
         for index, n_bytes in parts:
-            self.segments[index] += int(n_bytes[then] - n_bytes[now])
+            self.segments[index] += int(n_bytes[new] - n_bytes[old])
 
 
 def minimal(costs: Ints) -> Ints:
@@ -94,5 +94,5 @@ def minimal(costs: Ints) -> Ints:
     first = np.sort(first)
     costs = costs[:, first]
     does_as_well = (costs[:, :, None] <= costs[:, None, :]).all(axis=0)
-    kept: Ints = first[does_as_well.sum(axis=0) == 1]
-    return kept
+    indices: Ints = first[does_as_well.sum(axis=0) == 1]
+    return indices

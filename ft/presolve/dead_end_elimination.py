@@ -70,22 +70,22 @@ def without_replaceable(problem: Problem) -> Problem:
         pending = changed.union(*(neighbours[node] for node in changed)) & eligible
     cheaper: dict[tuple[int, int], Ints] = {}
     for index, edge in enumerate(problem.edges):
-        given, costs = stacked(edge), edges[index]
-        key = id(given), id(costs)
+        original, costs = stacked(edge), edges[index]
+        key = id(original), id(costs)
         if key not in cheaper:
-            cheaper[key] = costs if given is costs else _cheaper_to_cross(given, costs)
+            cheaper[key] = costs if original is costs else _cheaper_to_cross(original, costs)
         edges[index] = cheaper[key]
-    both: dict[int, tuple[Ints, Ints]] = {}  # one pair of arrays for all that share their costs
+    cache: dict[int, tuple[Ints, Ints]] = {}  # one pair of arrays for all that share their costs
 
-    def of(costs: Ints) -> tuple[Ints, Ints]:
-        if id(costs) not in both:
-            both[id(costs)] = mem, time_ns = costs[0].copy(), costs[1].copy()
+    def arrays_of(costs: Ints) -> tuple[Ints, Ints]:
+        if id(costs) not in cache:
+            cache[id(costs)] = mem, time_ns = costs[0].copy(), costs[1].copy()
             mem.flags.writeable = time_ns.flags.writeable = False
-        return both[id(costs)]
+        return cache[id(costs)]
 
     return Problem(
-        tuple(Node(node.name, *of(costs)) for node, costs in zip(problem.nodes, nodes, strict=True)),
-        tuple(Edge(e.source, e.target, *of(costs)) for e, costs in zip(problem.edges, edges, strict=True)),
+        tuple(Node(node.name, *arrays_of(costs)) for node, costs in zip(problem.nodes, nodes, strict=True)),
+        tuple(Edge(e.source, e.target, *arrays_of(costs)) for e, costs in zip(problem.edges, edges, strict=True)),
     )
 
 
@@ -99,10 +99,10 @@ class _Stacked:
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], Ints] = {}
 
-    def __call__(self, of: Node | Edge) -> Ints:
-        key = identity(of.mem_bytes), identity(of.time_ns)
+    def __call__(self, part: Node | Edge) -> Ints:
+        key = identity(part.mem_bytes), identity(part.time_ns)
         if key not in self._known:
-            costs = np.minimum(np.stack([of.mem_bytes, of.time_ns]), INFEASIBLE)
+            costs = np.minimum(np.stack([part.mem_bytes, part.time_ns]), INFEASIBLE)
             costs[:, (costs >= INFEASIBLE).any(axis=0)] = INFEASIBLE
             self._known[key] = costs
         return self._known[key]
@@ -125,10 +125,10 @@ class _Once:
         if key not in self._known:
             copies = [own.copy(), *(costs.copy() for costs, _ in ends)]
             of_ends = [
-                each if is_source else each.transpose(0, 2, 1) for each, (_, is_source) in zip(copies[1:], ends, strict=True)
+                copy if is_source else copy.transpose(0, 2, 1) for copy, (_, is_source) in zip(copies[1:], ends, strict=True)
             ]
             changed = reduce_node(copies[0], of_ends)
-            self._known[key] = [self._first(each) for each in copies] if changed else None
+            self._known[key] = [self._first(costs) for costs in copies] if changed else None
         return self._known[key]
 
 
@@ -140,17 +140,17 @@ def _is_worth_it(n_states: int, n_columns: int, n_edges: int) -> bool:
     return n_edges <= MAX_EDGES and (n_edges > 2 or n_states**2 * n_columns <= _LITTLE_WORK)
 
 
-def _cheaper_to_cross(given: Ints, reduced: Ints) -> Ints:
+def _cheaper_to_cross(original: Ints, reduced: Ints) -> Ints:
     """Return an edge's given costs where they make eliminations cheaper than the reduced ones; else the reduced ones.
 
     The given costs do so where they have fewer pairs of classes of rows and columns (see :mod:`..tables.state_classes`) than
     there are allowed pairs now. What they allow again was allowed in the given problem, so the frontier stays.
     """
-    allowed = reduced[0] < INFEASIBLE
-    kept = given[:, allowed.any(axis=1)][:, :, allowed.any(axis=0)]
-    rows = {kept[:, row].tobytes() for row in range(kept.shape[1])}
-    columns = {kept[:, :, column].tobytes() for column in range(kept.shape[2])}
-    return given if len(rows) * len(columns) < int(allowed.sum()) else reduced
+    is_allowed = reduced[0] < INFEASIBLE
+    crossed = original[:, is_allowed.any(axis=1)][:, :, is_allowed.any(axis=0)]
+    rows = {crossed[:, row].tobytes() for row in range(crossed.shape[1])}
+    columns = {crossed[:, :, column].tobytes() for column in range(crossed.shape[2])}
+    return original if len(rows) * len(columns) < int(is_allowed.sum()) else reduced
 
 
 def reduce_node(own: Ints, ends: list[Ints]) -> bool:

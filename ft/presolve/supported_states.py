@@ -22,10 +22,10 @@ def supported_states(problem: Problem) -> tuple[Ints, ...]:
     Raises:
         InfeasibleError: a node or an edge allows nothing; the message names it.
     """
-    kept, allowed = _allowed(problem)
-    if not all(mask.all() for mask in {id(mask): mask for mask in (*kept, *allowed)}.values()):
-        _drop_unsupported(problem, allowed, kept)
-    return tuple(np.flatnonzero(mask).astype(np.int64, copy=False) for mask in kept)
+    states, pairs = _allowed(problem)
+    if not all(mask.all() for mask in {id(mask): mask for mask in (*states, *pairs)}.values()):
+        _drop_unsupported(problem, pairs, states)
+    return tuple(np.flatnonzero(mask).astype(np.int64, copy=False) for mask in states)
 
 
 def _allowed(problem: Problem) -> tuple[list[Mask], list[Mask]]:
@@ -43,32 +43,32 @@ def _allowed(problem: Problem) -> tuple[list[Mask], list[Mask]]:
     return [mask_of(node) for node in problem.nodes], [mask_of(edge) for edge in problem.edges]
 
 
-def _drop_unsupported(problem: Problem, allowed: list[Mask], kept: list[Mask]) -> None:
-    """Drop the unsupported states of all nodes in ``kept``; raise an error if a node has no state left."""
-    known: dict[tuple[object, ...], Mask] = {}  # by an edge's mask, what is kept of the other end, and what of this one
+def _drop_unsupported(problem: Problem, pairs: list[Mask], states: list[Mask]) -> None:
+    """Drop the unsupported states of all nodes in ``states``; raise an error if a node has no state left."""
+    cache: dict[tuple[object, ...], Mask] = {}  # by an edge's mask, what is kept of the other end, and what of this one
     alive: list[Mask] = []  # no other mask can get the address of one of these
 
-    def left(mask: Mask, others: Mask, axis: int, own: Mask) -> Mask:
+    def still_supported(mask: Mask, others: Mask, axis: int, own: Mask) -> Mask:
         """Return what is left of the states ``own`` of one end: the same object if that is all."""
         key = id(mask), id(others), axis, id(own)
-        if key not in known:
+        if key not in cache:
             content = id(mask), others.tobytes(), axis
-            if content not in known:
-                known[content] = np.asarray((mask[:, others] if axis else mask[others]).any(axis=axis))
-            both = own & known[content]
-            known[key] = own if both.sum() == own.sum() else both
+            if content not in cache:
+                cache[content] = np.asarray((mask[:, others] if axis else mask[others]).any(axis=axis))
+            supported = own & cache[content]
+            cache[key] = own if supported.sum() == own.sum() else supported
             alive.extend((others, own))
-        return known[key]
+        return cache[key]
 
     changed = True
     while changed:
         changed = False
-        for edge, mask in zip(problem.edges, allowed, strict=True):
+        for edge, mask in zip(problem.edges, pairs, strict=True):
             for end, other, axis in ((edge.source, edge.target, 1), (edge.target, edge.source, 0)):
-                of_end = left(mask, kept[other], axis, kept[end])
-                if of_end is kept[end]:
+                of_end = still_supported(mask, states[other], axis, states[end])
+                if of_end is states[end]:
                     continue
-                kept[end] = of_end
+                states[end] = of_end
                 changed = True
                 if not of_end.any():
                     raise InfeasibleError(

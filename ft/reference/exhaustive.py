@@ -38,11 +38,11 @@ def exhaustive(problem: Problem, progress: Callable[[int, int], None] | None = N
     for start in range(0, total, _BLOCK):
         block = _decode(np.arange(start, min(start + _BLOCK, total), dtype=np.int64), sizes)
         block_mem, block_time = _costs(problem, block)
-        allowed = np.flatnonzero((block_mem < INFEASIBLE) & (block_time < INFEASIBLE))
-        mem, time = np.concatenate([mem, block_mem[allowed]]), np.concatenate([time, block_time[allowed]])
-        strategies = np.concatenate([strategies, block[allowed]])
-        kept = reduce_unsorted(mem, time)
-        mem, time, strategies = mem[kept], time[kept], strategies[kept]
+        feasible = np.flatnonzero((block_mem < INFEASIBLE) & (block_time < INFEASIBLE))
+        mem, time = np.concatenate([mem, block_mem[feasible]]), np.concatenate([time, block_time[feasible]])
+        strategies = np.concatenate([strategies, block[feasible]])
+        indices = reduce_unsorted(mem, time)
+        mem, time, strategies = mem[indices], time[indices], strategies[indices]
         if progress is not None:
             progress(min(start + _BLOCK, total), total)
     if len(mem) == 0:

@@ -41,8 +41,8 @@ def least_time(problem: Problem, progress: Callable[[int, int], None] | None = N
     Raises:
         InfeasibleError: no strategy is allowed.
     """
-    nodes = tuple(Node(n.name, _free(n.time_ns), _allowed(n.mem_bytes, n.time_ns)) for n in problem.nodes)
-    edges = (Edge(e.source, e.target, _free(e.time_ns), _allowed(e.mem_bytes, e.time_ns)) for e in problem.edges)
+    nodes = tuple(Node(n.name, _zero_costs(n.time_ns), _allowed(n.mem_bytes, n.time_ns)) for n in problem.nodes)
+    edges = (Edge(e.source, e.target, _zero_costs(e.time_ns), _allowed(e.mem_bytes, e.time_ns)) for e in problem.edges)
     counts: Counter[str] = Counter()
     strategy, bound = _fastest(Problem(nodes, tuple(edges)), max_cells, counts, progress or (lambda done, most: None))
     mem_bytes, time_ns = (np.array([cost], np.int64) for cost in problem.cost(strategy))
@@ -59,37 +59,37 @@ def _fastest(
     """
     best: list[int] = []
     best_time, bound, cells = INFEASIBLE, 0, min(FIRST_CELLS, max_cells)
-    kept = [np.arange(node.n_states, dtype=np.int64) for node in problem.nodes]
+    subsets = [np.arange(node.n_states, dtype=np.int64) for node in problem.nodes]
     for number in range(MOST_ROUNDS):
         search = WeightedSearch(problem, cells)
         counts.update("branch" if len(bucket.shape) > 2 else "node" for step in search.plan.steps for bucket in step.buckets)
         progress(number, MOST_ROUNDS)
         try:
-            found = search.marginals(TIME_ONLY)
+            marginals = search.marginals(TIME_ONLY)
         except InfeasibleError:
             if best:
                 return best, best_time  # nothing else is left
             raise
-        if found.least.strategy is not None and found.least.time_ns < best_time:
-            best = [int(those[state]) for those, state in zip(kept, found.least.strategy, strict=True)]
-            best_time = found.least.time_ns
+        if marginals.least.strategy is not None and marginals.least.time_ns < best_time:
+            best = [int(subset[state]) for subset, state in zip(subsets, marginals.least.strategy, strict=True)]
+            best_time = marginals.least.time_ns
         is_last = cells >= max_cells
         cells *= MORE_CELLS
         if not best:  # the choices that the buckets of a too large table make don't go together
             continue
         cells = min(cells, max_cells)
-        bound = math.ceil(found.least.bound)
-        faster = [np.flatnonzero(marginal < best_time) for marginal in found.nodes]
+        bound = math.ceil(marginals.least.bound)
+        faster = [np.flatnonzero(marginal < best_time) for marginal in marginals.nodes]
         if bound >= best_time or not all(map(len, faster)):
             return best, best_time
-        if is_last and all(len(a) == len(b) for a, b in zip(faster, kept, strict=True)):
+        if is_last and all(len(a) == len(b) for a, b in zip(faster, subsets, strict=True)):
             break
         problem = problem.restricted(faster)
-        kept = [those[states] for those, states in zip(kept, faster, strict=True)]
+        subsets = [subset[states] for subset, states in zip(subsets, faster, strict=True)]
     return best, bound
 
 
-def _free(time: Ints) -> Ints:
+def _zero_costs(time: Ints) -> Ints:
     """Return costs of no memory: zeros of the same shape, of which only one is stored."""
     result: Ints = np.broadcast_to(np.int64(0), time.shape)
     return result

@@ -37,11 +37,11 @@ def combine(a: Table, b: Table, sum_out: int | None = None) -> Table:
     for a_cell, b_cell in _Join.of(a, b, sum_out).blocks():
         block_states, arcs = _targets(a, b, scope, a_cell, b_cell)
         points = merge(a, b, arcs)
-        reached, reached_counts = np.unique(points.target, return_counts=True)
-        states.append(block_states[reached])
+        targets, reached_counts = np.unique(points.target, return_counts=True)
+        states.append(block_states[targets])
         counts.append(reached_counts)
         survivors.append(points)
-        n_cells += len(reached)
+        n_cells += len(targets)
     if n_cells == 0:
         empty = np.empty(0, np.int64)
         return Table(scope, np.empty((0, len(scope)), np.int32), np.zeros(1, np.int64), empty, empty)
@@ -69,8 +69,8 @@ class _Join:
     def of(cls, a: Table, b: Table, sum_out: int | None) -> _Join:
         """Sort the cells of both tables such that agreeing ones are found by ranges."""
         shared = [variable for variable in a.scope if variable in b.scope]
-        both = [np.concatenate([a.column(variable), b.column(variable)]) for variable in shared]
-        key = codes(both, a.n_cells + b.n_cells)
+        columns = [np.concatenate([a.column(variable), b.column(variable)]) for variable in shared]
+        key = codes(columns, a.n_cells + b.n_cells)
         a_key, b_key = key[: a.n_cells], key[a.n_cells :]
         b_order = np.argsort(b_key, kind="stable").astype(np.int64, copy=False)
         b_key = b_key[b_order]

@@ -47,8 +47,8 @@ def merge(a: Table, b: Table, arcs: Arcs) -> Points:
     """Return the frontier of each target's candidates, by ascending target, then memory."""
     from .numba_kernels import merge_runs  # here, since loading compiled code takes half a second
 
-    begins = np.flatnonzero(np.diff(arcs.target, prepend=-1))
-    bounds = np.append(begins, len(arcs.target))
+    starts = np.flatnonzero(np.diff(arcs.target, prepend=-1))
+    bounds = np.append(starts, len(arcs.target))
     runs = np.stack([arcs.a_start, arcs.a_count, arcs.b_start, arcs.b_count])
     counts, points = merge_runs(bounds, runs, a.mem, a.time, b.mem, b.time, INFEASIBLE)
-    return Points(np.repeat(arcs.target[begins], counts), *points)
+    return Points(np.repeat(arcs.target[starts], counts), *points)

@@ -58,7 +58,7 @@ def _merge_row(old: Any, n: int, new: Any, run_mem: Any, run_time: Any, begin: i
     run goes from ``begin`` to ``end``. ``point`` is (memory, time, origin). Of equal points the one that was there first
     stays.
     """
-    i = kept = 0
+    i = n_new = 0
     j = begin
     least = np.int64(1) << 62
     mem, time, origin = point
@@ -70,20 +70,20 @@ def _merge_row(old: Any, n: int, new: Any, run_mem: Any, run_time: Any, begin: i
         if from_old:
             if old[1, i] < least:
                 least = old[1, i]
-                new[0, kept], new[1, kept], new[2, kept], new[3, kept] = old[0, i], least, old[2, i], old[3, i]
-                kept += 1
+                new[0, n_new], new[1, n_new], new[2, n_new], new[3, n_new] = old[0, i], least, old[2, i], old[3, i]
+                n_new += 1
             i += 1
         else:
             if run_time[j] + time < least:
                 least = run_time[j] + time
-                new[0, kept], new[1, kept], new[2, kept], new[3, kept] = run_mem[j] + mem, least, origin, j
-                kept += 1
+                new[0, n_new], new[1, n_new], new[2, n_new], new[3, n_new] = run_mem[j] + mem, least, origin, j
+                n_new += 1
             j += 1
-    return kept
+    return n_new
 
 
 @_compile
-def _add_point(frontier: Any, n: int, mem: int, time: int, origin: int, at: int) -> Any:
+def _add_point(frontier: Any, n: int, mem: int, time: int, origin: int, position: int) -> Any:
     """Put a point that is not dominated into the frontier, in place; return the new number of points."""
     first = _last_within(frontier[0], n, mem - 1) + 1
     last = first  # the points from first to last are dominated by the new one
@@ -97,7 +97,7 @@ def _add_point(frontier: Any, n: int, mem: int, time: int, origin: int, at: int)
         for k in range(last, n):
             for part in range(4):
                 frontier[part, first + 1 + k - last] = frontier[part, k]
-    frontier[0, first], frontier[1, first], frontier[2, first], frontier[3, first] = mem, time, origin, at
+    frontier[0, first], frontier[1, first], frontier[2, first], frontier[3, first] = mem, time, origin, position
     return n + 1 - (last - first)
 
 
@@ -186,8 +186,8 @@ def merge_runs(bounds: Any, arcs: Any, a_mem: Any, a_time: Any, b_mem: Any, b_ti
     """
     n_targets = len(bounds) - 1
     counts = np.zeros(n_targets, np.int64)
-    found = np.empty((4, 4096), np.int64)
-    n_found = 0
+    points = np.empty((4, 4096), np.int64)
+    n_points = 0
     old, new = np.empty((4, 256), np.int64), np.empty((4, 256), np.int64)
     for target in range(n_targets):
         n = 0
@@ -199,30 +199,30 @@ def merge_runs(bounds: Any, arcs: Any, a_mem: Any, a_time: Any, b_mem: Any, b_ti
             else:
                 old, new, n = _merge_product(old, new, n, b_mem, b_time, b_start, b_start + b_count, a_mem, a_time,
                                              a_start, a_count, False, limit)  # fmt: skip
-        found = _larger(found, n_found, n_found + n)
+        points = _larger(points, n_points, n_points + n)
         for k in range(n):
-            origin, at = old[2, k], old[3, k]
-            found[0, n_found + k], found[1, n_found + k] = old[0, k], old[1, k]
-            found[2, n_found + k] = origin if origin >= 0 else at
-            found[3, n_found + k] = at if origin >= 0 else -origin - 1
-        n_found += n
+            origin, position = old[2, k], old[3, k]
+            points[0, n_points + k], points[1, n_points + k] = old[0, k], old[1, k]
+            points[2, n_points + k] = origin if origin >= 0 else position
+            points[3, n_points + k] = position if origin >= 0 else -origin - 1
+        n_points += n
         counts[target] = n
-    return counts, found[:, :n_found].copy()
+    return counts, points[:, :n_points].copy()
 
 
 @_compile
-def mark_cover(kept: Any, begins: Any, ends: Any, mem: Any, time: Any, tol_mem: int, tol_time: int) -> None:
+def mark_cover(is_kept: Any, starts: Any, ends: Any, mem: Any, time: Any, tol_mem: int, tol_time: int) -> None:
     """Mark the points of each frontier that cover all of it within tolerances, in place. See :mod:`.thinning`."""
-    for run in range(len(begins)):
-        at, end = begins[run], ends[run]
-        while at < end:
-            last = at
-            while last + 1 < end and mem[last + 1] <= mem[at] + tol_mem:
+    for run in range(len(starts)):
+        point, end = starts[run], ends[run]
+        while point < end:
+            last = point
+            while last + 1 < end and mem[last + 1] <= mem[point] + tol_mem:
                 last += 1
-            kept[last] = True
-            at = last + 1
-            while at < end and time[at] >= time[last] - tol_time:
-                at += 1
+            is_kept[last] = True
+            point = last + 1
+            while point < end and time[point] >= time[last] - tol_time:
+                point += 1
 
 
 @_compile
@@ -345,15 +345,15 @@ def forbid_replaceable(own: Any, rows: Any, bounds: Any, limit: int, never: int)
         _find_extremes(rows, bounds, state, limit, extremes, least)
     n_gone = 0
     for state in range(n_states):
-        n_known = -1  # what was gone when the extremes were found
+        n_before = -1  # what was gone when the extremes were found
         for other in range(n_states):
             if own[0, state] >= limit:
                 break
             if other == state or own[0, other] >= limit:
                 continue
-            if n_known != n_gone:
+            if n_before != n_gone:
                 _find_extremes(rows, bounds, state, limit, extremes, least)
-                n_known = n_gone
+                n_before = n_gone
             if not _may_replace(own, rows, state, other, limit, never, extremes, least, worst):
                 continue
             mem, time, forbidden, hopeless = _exchange(own, rows, bounds, state, other, limit, never, worst)

@@ -53,7 +53,7 @@ def state_classes(table: Table, variable: int) -> Ints:
     column = table.column(variable)
     rest = codes([table.column(other) for other in table.scope if other != variable], table.n_cells)
     # Numbers of 16 bits are sorted by counting.
-    keys = [each.astype(np.min_scalar_type(int(each.max(initial=0)))) for each in (rest, column)]
+    keys = [code.astype(np.min_scalar_type(int(code.max(initial=0)))) for code in (rest, column)]
     order = np.lexsort(keys).astype(np.int64, copy=False)
     counts = np.diff(table.offsets)[order]
     points = expand_ranges(table.offsets[order], counts)
@@ -62,12 +62,12 @@ def state_classes(table: Table, variable: int) -> Ints:
     cell_bounds = np.append(first, table.n_cells)
     point_bounds = np.append(np.concatenate([[0], np.cumsum(counts)])[first], len(points))
     representative = np.full(int(column.max(initial=-1)) + 1, -1, np.int64)
-    seen: dict[tuple[bytes, ...], int] = {}
+    first_of: dict[tuple[bytes, ...], int] = {}
     for index, state in enumerate(states.tolist()):
         cells = slice(cell_bounds[index], cell_bounds[index + 1])
         of_points = slice(point_bounds[index], point_bounds[index + 1])
         content = rest[cells].tobytes(), counts[cells].tobytes(), mem[of_points].tobytes(), time[of_points].tobytes()
-        representative[state] = seen.setdefault(content, state)
+        representative[state] = first_of.setdefault(content, state)
     return representative
 
 
@@ -85,8 +85,8 @@ def _merge_by_class(a: Table, b: Table, variable: int) -> tuple[Table, Table]:
     has_partner = column < len(representative)
     has_partner[has_partner] = representative[column[has_partner]] >= 0
     if not has_partner.all():
-        kept = np.flatnonzero(has_partner)
-        a = a.take(kept, a.scope, a.states[kept])
+        cells = np.flatnonzero(has_partner)
+        a = a.take(cells, a.scope, a.states[cells])
     if _is_worth_it(a, variable, representative[a.column(variable)]):
         a = merge_states(a, variable, representative)
         b = _only_representatives(b, variable, representative)
@@ -96,14 +96,14 @@ def _merge_by_class(a: Table, b: Table, variable: int) -> tuple[Table, Table]:
 def _only_representatives(table: Table, variable: int, representative: Ints) -> Table:
     """Return the table with the cells of representatives only."""
     column = table.column(variable)
-    kept = np.flatnonzero(representative[column] == column)
-    return table.take(kept, table.scope, table.states[kept])
+    cells = np.flatnonzero(representative[column] == column)
+    return table.take(cells, table.scope, table.states[cells])
 
 
 def _copy_to_class(table: Table, variable: int, representative: Ints) -> Table:
     """Return the table with each representative's cells copied to every member of its class."""
-    present = np.flatnonzero(representative >= 0)
-    members = present[np.argsort(representative[present], kind="stable")]
+    represented = np.flatnonzero(representative >= 0)
+    members = represented[np.argsort(representative[represented], kind="stable")]
     of_members = representative[members]
     column = table.column(variable)
     first = np.searchsorted(of_members, column, side="left").astype(np.int64, copy=False)

@@ -122,9 +122,9 @@ def unit_table() -> Table:
 
 def dense_table(scope: tuple[int, ...], mem: Ints, time: Ints) -> Table:
     """Return a table with one point per allowed cell, from arrays with one dimension per variable."""
-    allowed = (mem < INFEASIBLE) & (time < INFEASIBLE)
-    states = np.argwhere(allowed).astype(np.int32)
-    return Table(scope, states, np.arange(len(states) + 1, dtype=np.int64), mem[allowed], time[allowed])
+    is_allowed = (mem < INFEASIBLE) & (time < INFEASIBLE)
+    states = np.argwhere(is_allowed).astype(np.int32)
+    return Table(scope, states, np.arange(len(states) + 1, dtype=np.int64), mem[is_allowed], time[is_allowed])
 
 
 def offsets_of(counts: Ints) -> Ints:

@@ -84,12 +84,12 @@ def thinned(table: Table, tolerance: Slack, longer_than: int = 2) -> Table:
     from .numba_kernels import mark_cover
 
     is_long = np.diff(table.offsets) > longer_than
-    kept = ~np.repeat(is_long, np.diff(table.offsets))
-    kept[table.offsets[:-1]] = True
-    kept[table.offsets[1:] - 1] = True
-    begins, ends = table.offsets[:-1][is_long], table.offsets[1:][is_long]
-    mark_cover(kept, begins, ends, table.mem, table.time, *tolerance)
-    return _with_points(table, np.flatnonzero(kept), table.slack.plus(tolerance))
+    is_kept = ~np.repeat(is_long, np.diff(table.offsets))
+    is_kept[table.offsets[:-1]] = True
+    is_kept[table.offsets[1:] - 1] = True
+    starts, ends = table.offsets[:-1][is_long], table.offsets[1:][is_long]
+    mark_cover(is_kept, starts, ends, table.mem, table.time, *tolerance)
+    return _with_points(table, np.flatnonzero(is_kept), table.slack.plus(tolerance))
 
 
 def _tolerance_for(table: Table, n_points: int) -> Slack:
@@ -101,8 +101,8 @@ def _tolerance_for(table: Table, n_points: int) -> Slack:
     return Slack(*spans)
 
 
-def _with_points(table: Table, kept: Ints, slack: Slack) -> Table:
-    """Return the table with the points ``kept`` only."""
-    counts = np.bincount(table.cell_of_point[kept], minlength=table.n_cells)
-    trace = table.trace and Trace(((table.trace, kept.astype(np.int32)),))
-    return replace(table, offsets=offsets_of(counts), mem=table.mem[kept], time=table.time[kept], trace=trace, slack=slack)
+def _with_points(table: Table, index: Ints, slack: Slack) -> Table:
+    """Return the table with the points of these indices only."""
+    counts = np.bincount(table.cell_of_point[index], minlength=table.n_cells)
+    trace = table.trace and Trace(((table.trace, index.astype(np.int32)),))
+    return replace(table, offsets=offsets_of(counts), mem=table.mem[index], time=table.time[index], trace=trace, slack=slack)

@@ -29,15 +29,15 @@ def best_states(
         folds: whether equal steps of the plan have equal tables and shares.
     """
     states = [0] * len(plan.n_states)
-    known: dict[tuple[int, ...], int] = {}
+    cache: dict[tuple[int, ...], int] = {}
     for step in reversed(plan.steps):
         if not folds:
             states[step.variable] = _best(plan, tables, own, step, states)
             continue
-        key = plan.same[step.buckets[0].result], *[states[variable] for variable in plan.around[step.variable]]
-        if key not in known:
-            known[key] = _best(plan, tables, own, step, states)
-        states[step.variable] = known[key]
+        key = plan.same[step.buckets[0].result], *[states[variable] for variable in plan.neighbours[step.variable]]
+        if key not in cache:
+            cache[key] = _best(plan, tables, own, step, states)
+        states[step.variable] = cache[key]
     return np.array(states, np.int32)
 
 
@@ -50,11 +50,11 @@ def _best(
 ) -> int:
     """Return the best state of a step's variable, given the states of the variables that were eliminated later."""
     costs: Floats = sum(own[step.variable][1:], own[step.variable][0])
-    for each in (each for bucket in step.buckets for each in bucket.inputs):
-        shape = plan.shapes[each.table]
+    for operand in (operand for bucket in step.buckets for operand in bucket.inputs):
+        shape = plan.shapes[operand.table]
         index = tuple(
             class_of if v == step.variable else class_of[states[v]]
             for v, class_of in zip(shape.scope, shape.classes, strict=True)
         )
-        costs = costs + tables[each.table][index]
+        costs = costs + tables[operand.table][index]
     return int(costs.argmin())

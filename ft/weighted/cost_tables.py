@@ -57,18 +57,18 @@ class TableCosts:
     forbidden: npt.NDArray[np.bool_]
 
 
-def given_tables(problem: Problem) -> tuple[list[Shape], list[TableCosts]]:
+def problem_tables(problem: Problem) -> tuple[list[Shape], list[TableCosts]]:
     """Return the problem's tables: the nodes' own, then one for every two nodes with edges between them.
 
     Edges whose costs are sums of a cost of either end are added to their nodes' own costs.
     """
     own = [[node.mem_bytes.copy(), node.time_ns.copy()] for node in problem.nodes]
-    between: dict[tuple[int, int], list[int]] = {}
+    edges_of: dict[tuple[int, int], list[int]] = {}
     for index, edge in enumerate(problem.edges):
-        between.setdefault((min(edge.source, edge.target), max(edge.source, edge.target)), []).append(index)
+        edges_of.setdefault((min(edge.source, edge.target), max(edge.source, edge.target)), []).append(index)
     edges: list[tuple[Shape, TableCosts]] = []
     kinds: dict[tuple[object, ...], _Kind] = {}  # layers that are alike share arrays, which the problem keeps alive
-    for pair, indices in between.items():
+    for pair, indices in edges_of.items():
         given_edges = (problem.edges[index] for index in indices)
         key = tuple((e.source != pair[0], identity(e.mem_bytes), identity(e.time_ns)) for e in given_edges)
         if key not in kinds:
@@ -82,27 +82,27 @@ def given_tables(problem: Problem) -> tuple[list[Shape], list[TableCosts]]:
             shape = Shape(pair, kind.classes, kind.mem.shape, kind.is_free)
             edges.append((shape, TableCosts(kind.mem, kind.time, kind.forbidden)))
     shapes: list[Shape] = []
-    given: list[TableCosts] = []
+    costs_of_nodes: list[TableCosts] = []
     states = {len(mem): np.arange(len(mem)) for mem, _ in own}
     for variable, (mem, time) in enumerate(own):
         forbidden = (mem >= INFEASIBLE) | (time >= INFEASIBLE)
         shapes.append(Shape((variable,), (states[len(mem)],), (len(mem),)))
-        given.append(TableCosts(np.where(forbidden, 0, mem), np.where(forbidden, 0, time), forbidden))
-    return shapes + [shape for shape, _ in edges], given + [costs for _, costs in edges]
+        costs_of_nodes.append(TableCosts(np.where(forbidden, 0, mem), np.where(forbidden, 0, time), forbidden))
+    return shapes + [shape for shape, _ in edges], costs_of_nodes + [costs for _, costs in edges]
 
 
-def first_equal(given: Sequence[TableCosts]) -> list[int]:
+def first_equal(tables: Sequence[TableCosts]) -> list[int]:
     """Return for each table the index of the first table that is equal to it; its own within ``unfolded``."""
     if not folds():
-        return list(range(len(given)))
+        return list(range(len(tables)))
     first: dict[tuple[object, ...], int] = {}
     same: dict[tuple[int, ...], int] = {}  # by identity, since edges of alike layers have the very same arrays
-    for number, each in enumerate(given):
-        parts = each.mem, each.time, each.forbidden
+    for number, costs in enumerate(tables):
+        parts = costs.mem, costs.time, costs.forbidden
         key = tuple(map(id, parts))
         if key not in same:
-            same[key] = first.setdefault((each.mem.shape, *(part.tobytes() for part in parts)), number)
-    return [same[id(each.mem), id(each.time), id(each.forbidden)] for each in given]
+            same[key] = first.setdefault((costs.mem.shape, *(part.tobytes() for part in parts)), number)
+    return [same[id(costs.mem), id(costs.time), id(costs.forbidden)] for costs in tables]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,8 +129,8 @@ class _Kind:
             return cls((), mem, time, forbidden, False, tuple(zip(of_mem, of_time, strict=True)))
         rows, row_of = _classes(*masked)
         columns, column_of = _classes(*(np.ascontiguousarray(costs[rows].T) for costs in masked))
-        kept = np.ix_(rows, columns)
-        return cls((row_of, column_of), mem[kept], time[kept], forbidden[kept], not mem.any() and not time.any())
+        indices = np.ix_(rows, columns)
+        return cls((row_of, column_of), mem[indices], time[indices], forbidden[indices], not mem.any() and not time.any())
 
 
 def _added_up(problem: Problem, pair: tuple[int, int], indices: Sequence[int]) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..problem import Ints, Problem
-from .cost_tables import Shape, TableCosts, first_equal, given_tables
+from .cost_tables import Shape, TableCosts, first_equal, problem_tables
 from .elimination_steps import Bucket, EliminationStep, Input
 
 MAX_TOTAL_CELLS = 1 << 26
@@ -47,24 +47,24 @@ class EliminationPlan:
     Attributes:
         n_states: the number of states of each node.
         max_cells: the most cells of a table that an elimination may make.
-        shapes: the shapes of all tables, by number; the first ``len(given)`` are the problem's.
-        given: the costs of the problem's tables.
+        shapes: the shapes of all tables, by number; the first ``len(costs)`` are the problem's.
+        costs: the costs of the problem's tables.
         steps: the eliminations.
         constants: the numbers of the results that depend on no variable.
         same: for each table, the number of the first that is equal to it whatever the weights; often its own.
         variable_of: for each result of a bucket the variable that was eliminated.
-        around: for each variable the other variables of its step's tables, in the tables' order.
+        neighbours: for each variable the other variables of its step's tables, in the tables' order.
     """
 
     n_states: tuple[int, ...]
     max_cells: int
     shapes: list[Shape] = field(default_factory=list)
-    given: list[TableCosts] = field(default_factory=list)
+    costs: list[TableCosts] = field(default_factory=list)
     steps: list[EliminationStep] = field(default_factory=list)
     constants: list[int] = field(default_factory=list)
     same: list[int] = field(default_factory=list)
     variable_of: dict[int, int] = field(default_factory=dict)
-    around: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    neighbours: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _n_equal: dict[int, int] = field(default_factory=dict)
 
     @classmethod
@@ -74,10 +74,10 @@ class EliminationPlan:
         An edge of the problem itself may have more cells. Where all tables together have more than MAX_TOTAL_CELLS, planning
         is repeated with a smaller ``max_cells``.
         """
-        shapes, given = given_tables(problem)
-        same = first_equal(given)
+        shapes, tables = problem_tables(problem)
+        same = first_equal(tables)
         while True:
-            plan = cls(tuple(node.n_states for node in problem.nodes), max_cells, list(shapes), given, same=list(same))
+            plan = cls(tuple(node.n_states for node in problem.nodes), max_cells, list(shapes), tables, same=list(same))
             _Planner(plan).run()
             if plan.total_cells <= MAX_TOTAL_CELLS or max_cells == 1:
                 return plan
@@ -97,10 +97,10 @@ class EliminationPlan:
     @property
     def alike(self) -> list[list[int]]:
         """Return the variables, those whose eliminations are equal together."""
-        found: dict[int, list[int]] = {}
+        groups: dict[int, list[int]] = {}
         for step in self.steps:
-            found.setdefault(self.same[step.buckets[0].result], []).append(step.variable)
-        return list(found.values())
+            groups.setdefault(self.same[step.buckets[0].result], []).append(step.variable)
+        return list(groups.values())
 
     def n_equal(self, result: int) -> int:
         """Return the number of tables that are equal to a bucket's result whatever the weights, itself included."""
@@ -130,8 +130,8 @@ class _Partition:
     def of(cls, classes: Sequence[Ints]) -> _Partition:
         """Build the partition whose groups are the states that have equal classes in every table."""
         code = classes[0]
-        for more in classes[1:]:
-            code = np.unique(code, return_inverse=True)[1] * (int(more.max()) + 1) + more
+        for class_of_state in classes[1:]:
+            code = np.unique(code, return_inverse=True)[1] * (int(class_of_state.max()) + 1) + class_of_state
         _, first, class_of = np.unique(code, return_index=True, return_inverse=True)
         return cls(class_of.astype(np.int64, copy=False), first.astype(np.int64, copy=False))
 
@@ -186,7 +186,7 @@ class _Planner:
         self.plan = plan
         self.live: dict[int, set[int]] = {v: set() for v in range(len(plan.n_states))}
         for number, shape in enumerate(plan.shapes):
-            self._enter(number, shape)
+            self._record(number, shape)
         self.efforts: dict[int, _Effort] = {}
         self.queue: list[tuple[float, float, int, int, _Effort]] = []  # entries no longer in ``efforts`` are void
         self.n_queued = 0
@@ -213,7 +213,7 @@ class _Planner:
         """Return the variable's tables that also depend on other variables."""
         return tuple(sorted(t for t in self.live[variable] if len(self.plan.shapes[t].scope) > 1))
 
-    def _enter(self, number: int, shape: Shape) -> None:
+    def _record(self, number: int, shape: Shape) -> None:
         """Record a table with each variable that it depends on."""
         for variable in shape.scope:
             self.live[variable].add(number)
@@ -224,11 +224,11 @@ class _Planner:
             shape = self.plan.shapes[table]
             for other, class_of in zip(shape.scope, shape.classes, strict=True):
                 classes.setdefault(other, []).append(class_of)
-        return _Effort.of(variable, tables, {v: self._partition(v, those) for v, those in classes.items()})
+        return _Effort.of(variable, tables, {v: self._partition(v, kinds) for v, kinds in classes.items()})
 
     def _partition(self, variable: int, classes: Sequence[Ints]) -> _Partition:
         n_states = self.plan.n_states[variable]
-        key = (n_states, *sorted({id(those) for those in classes}))
+        key = (n_states, *sorted({id(kinds) for kinds in classes}))
         if key not in self.partitions:
             self.partitions[key] = _Partition.of(classes or [np.zeros(n_states, np.int64)])
         return self.partitions[key]
@@ -249,11 +249,11 @@ class _Planner:
         del self.live[variable]
         step = EliminationStep(variable, own, tuple(self._bucket(part) for part in parts))
         self.plan.steps.append(step)
-        scopes = (self.plan.shapes[each.table].scope for bucket in step.buckets for each in bucket.inputs)
-        self.plan.around[variable] = tuple(other for scope in scopes for other in scope if other != variable)
-        known = self.done.setdefault(self._key(step, parts), step)
-        for bucket, of_known in zip(step.buckets, known.buckets, strict=True):
-            self.plan.same.append(of_known.result)
+        scopes = (self.plan.shapes[operand.table].scope for bucket in step.buckets for operand in bucket.inputs)
+        self.plan.neighbours[variable] = tuple(other for scope in scopes for other in scope if other != variable)
+        first = self.done.setdefault(self._key(step, parts), step)
+        for bucket, first_bucket in zip(step.buckets, first.buckets, strict=True):
+            self.plan.same.append(first_bucket.result)
             self.plan.variable_of[bucket.result] = variable
         del self.efforts[variable]
         for other in sorted(changed - {variable}):
@@ -293,7 +293,7 @@ class _Planner:
         plan, variable, parts = self.plan, effort.variable, effort.partitions
         left, right, axes = self._halves(effort)
         neighbours = tuple(v for axis in axes for v in axis)
-        both, of_left, of_right = (tuple(len(parts[v]) for v in axis) for axis in axes)
+        of_both, of_left, of_right = (tuple(len(parts[v]) for v in axis) for axis in axes)
         number = len(plan.shapes)
         bucket = Bucket(
             variable,
@@ -301,12 +301,12 @@ class _Planner:
             len(parts[variable]),
             tuple(self._input(effort, table, (*axes[0], *axes[1], variable)) for table in left),
             tuple(self._input(effort, table, (*axes[0], variable, *axes[2])) for table in right),
-            (both, of_left, of_right),
+            (of_both, of_left, of_right),
             number,
         )
         plan.shapes.append(Shape(neighbours, tuple(parts[v].class_of for v in neighbours), bucket.shape))
         if neighbours:
-            self._enter(number, plan.shapes[number])
+            self._record(number, plan.shapes[number])
         else:
             plan.constants.append(number)
         return bucket
@@ -318,10 +318,10 @@ class _Planner:
         key.append(plan.n_states[step.variable])
         for bucket, effort in zip(step.buckets, parts, strict=True):
             key.append((bucket.axes, len(bucket.left), id(effort.partitions[step.variable])))
-            for each in bucket.inputs:
-                shape = plan.shapes[each.table]
-                of_axes = tuple((id(shape.classes[a]), id(effort.partitions[shape.scope[a]])) for a in each.axes)
-                key.append((plan.same[each.table], each.axes, of_axes, each.expanded))
+            for operand in bucket.inputs:
+                shape = plan.shapes[operand.table]
+                of_axes = tuple((id(shape.classes[a]), id(effort.partitions[shape.scope[a]])) for a in operand.axes)
+                key.append((plan.same[operand.table], operand.axes, of_axes, operand.expanded))
         return tuple(key)
 
     def _input(self, effort: _Effort, table: int, order: tuple[int, ...]) -> Input:
@@ -330,8 +330,8 @@ class _Planner:
         order_of = [v for v in order if v in shape.scope]
         order_of += [v for v in shape.scope if v not in order]  # a neighbour of which no states are distinguished
         selectors = tuple(self._selector(shape.of(v), parts[v]) for v in order_of)
-        expanded = tuple(len(parts[v]) if v in shape.scope else 1 for v in order)
-        return Input(table, tuple(shape.scope.index(v) for v in order_of), selectors, expanded)
+        sizes = tuple(len(parts[v]) if v in shape.scope else 1 for v in order)
+        return Input(table, tuple(shape.scope.index(v) for v in order_of), selectors, sizes)
 
     def _selector(self, classes: Ints, part: _Partition) -> Ints:
         """Return the class of the first state of each group."""
@@ -356,8 +356,8 @@ class _Planner:
 
         def cost(mask: int) -> tuple[float, int]:
             total = 0.0
-            for those in ([k for i, k in enumerate(kinds) if mask >> i & 1 == side] for side in (0, 1)):
-                total += effort.cells_of(frozenset().union(*those)) * sum(len(scopes[k]) for k in those)
+            for group in ([k for i, k in enumerate(kinds) if mask >> i & 1 == side] for side in (0, 1)):
+                total += effort.cells_of(frozenset().union(*group)) * sum(len(scopes[k]) for k in group)
             return total, mask
 
         whole = (1 << len(kinds)) - 1
@@ -368,5 +368,5 @@ class _Planner:
         if effort.cells_of(left - right) > effort.cells_of(right - left):
             sides, left, right = sides[::-1], right, left
         tables = [tuple(table for kind in side for table in scopes[kind]) for side in sides]
-        axes = tuple(tuple(sorted(those)) for those in (left & right, left - right, right - left))
+        axes = tuple(tuple(sorted(group)) for group in (left & right, left - right, right - left))
         return tables[0], tables[1], axes

@@ -59,8 +59,8 @@ class Found:
     @classmethod
     def of(cls, mem: Ints, time: Ints, strategies: npt.NDArray[np.int32]) -> Found:
         """Return the Pareto-minimal strategies among points in any order."""
-        kept = reduce_unsorted(mem, time)
-        return cls(mem[kept], time[kept], strategies[kept])
+        indices = reduce_unsorted(mem, time)
+        return cls(mem[indices], time[indices], strategies[indices])
 
     def with_others(self, other: Found) -> Found:
         """Return the Pareto-minimal strategies of both."""
@@ -73,8 +73,8 @@ class Found:
             return self.mem, self.time
         factor = (1 + epsilon) * (1 - 1e-12)
         mem, time_ns = (np.ceil(cost / factor).astype(np.int64) for cost in (self.mem, self.time))
-        kept = reduce_unsorted(mem, time_ns)
-        return mem[kept], time_ns[kept]
+        indices = reduce_unsorted(mem, time_ns)
+        return mem[indices], time_ns[indices]
 
     def __len__(self) -> int:
         return len(self.mem)
@@ -126,10 +126,10 @@ class Hull:
     @property
     def found(self) -> Found:
         """Return the Pareto-minimal strategies found; possibly none."""
-        real = [each for each in self.results if each.strategy is not None]
-        mem, time = (np.array([getattr(r, name) for r in real], np.int64) for name in ("mem_bytes", "time_ns"))
+        feasible = [result for result in self.results if result.strategy is not None]
+        mem, time = (np.array([getattr(r, name) for r in feasible], np.int64) for name in ("mem_bytes", "time_ns"))
         n_nodes = len(self.search.problem.nodes)
-        strategies = np.array([r.strategy for r in real], np.int32).reshape(len(real), n_nodes)
+        strategies = np.array([r.strategy for r in feasible], np.int32).reshape(len(feasible), n_nodes)
         return Found.of(mem, time, strategies)
 
     @property
@@ -148,14 +148,14 @@ class Hull:
         if any(line.slope == slope for line in self.lines):
             return None
         index = sum(line.slope < slope for line in self.lines)
-        known = min((weights[0] * mem + weights[1] * time for mem, time in self.points), default=math.inf)
-        found = self.search.tightened(weights, known, self.near, self._start(weights, index))
-        least = math.ceil(found[-1].bound)
+        upper_bound = min((weights[0] * mem + weights[1] * time for mem, time in self.points), default=math.inf)
+        results = self.search.tightened(weights, upper_bound, self.near, self._start(weights, index))
+        least = math.ceil(results[-1].bound)
         self.lines.insert(index, Line(*weights, least))
-        corners = [(each.mem_bytes, each.time_ns) for each in found if each.strategy is not None]
+        corners = [(result.mem_bytes, result.time_ns) for result in results if result.strategy is not None]
         self.corners.insert(index, min(corners, key=lambda c: weights[0] * c[0] + weights[1] * c[1], default=None))
         self.points += corners
-        self.results += found
+        self.results += results
         return index
 
     def _start(self, weights: tuple[int, int], index: int) -> Shares | None:
@@ -176,11 +176,11 @@ class Hull:
         return mixed(shares[0], shares[1], (of_low, of_high))
 
 
-def lagrangian(search: WeightedSearch, n_lines: int = 100, known: Found | None = None, gap: float = _NEAR) -> Hull:
+def lagrangian(search: WeightedSearch, n_lines: int = 100, points: Found | None = None, gap: float = _NEAR) -> Hull:
     """Return the hull of a problem's frontier, with at most ``n_lines`` lines; fewer if the search's deadline passes.
 
     Args:
-        known: strategies that are known before.
+        points: strategies that are known before.
         gap: a vertex that is within this of a known strategy is not looked at.
 
     Raises:
@@ -188,8 +188,8 @@ def lagrangian(search: WeightedSearch, n_lines: int = 100, known: Found | None =
         TimeIsUpError: not even the two lines that bound each cost alone were ready.
     """
     hull = Hull(search, near=max(gap / 2, STEP))
-    if known is not None:
-        hull.points += zip(known.mem.tolist(), known.time.tolist(), strict=True)
+    if points is not None:
+        hull.points += zip(points.mem.tolist(), points.time.tolist(), strict=True)
     hull.add(0, 1)
     hull.add(1, 0)
     count = itertools.count()  # of equal gaps, the first added goes first
@@ -218,19 +218,20 @@ def lagrangian(search: WeightedSearch, n_lines: int = 100, known: Found | None =
 def _gap(vertex: tuple[float, float], points: list[tuple[int, int]]) -> float:
     """Return the fraction by which the nearest point is above a vertex, in the worse of both costs."""
     least = [math.ceil(cost * (1 - 1e-12)) for cost in vertex]
-    return min((max((cost - of) / max(of, 1) for cost, of in zip(p, least, strict=True)) for p in points), default=math.inf)
+    gaps = (max((cost - low) / max(low, 1) for cost, low in zip(p, least, strict=True)) for p in points)
+    return min(gaps, default=math.inf)
 
 
 def _between(hull: Hull, low: Line, high: Line) -> tuple[float, float]:
     """Return weights between those of two neighbouring lines, if possible normal to the line through their corners."""
-    indices = [next(k for k, line in enumerate(hull.lines) if line is each) for each in (low, high)]
+    indices = [next(k for k, line in enumerate(hull.lines) if line is neighbour) for neighbour in (low, high)]
     left, right = hull.corners[indices[1]], hull.corners[indices[0]]  # less memory; less time
     if left is not None and right is not None and right[0] > left[0] and left[1] > right[1]:
         slope = (left[1] - right[1]) / (right[0] - left[0])
         if low.slope < slope < high.slope:
             return slope, 1.0
-    most = hull.search.most
-    least, largest = low.slope or 1e-4 * most[1] / max(most[0], 1), min(high.slope, 1e4 * most[1] / max(most[0], 1))
+    limits = hull.search.most
+    least, largest = low.slope or 1e-4 * limits[1] / max(limits[0], 1), min(high.slope, 1e4 * limits[1] / max(limits[0], 1))
     return math.sqrt(least * largest), 1.0
 
 
@@ -260,8 +261,8 @@ def staircase(lines: list[Line]) -> LowerBound:
             limit += max(int(limit * ratio), 1)
     steps = np.array(sorted(mems), np.int64)
     times = np.append(np.maximum(_least_times(steep, steps[1:] - 1), last_time), last_time)
-    kept = reduce_unsorted(steps, times)
-    return LowerBound(steps[kept], times[kept], "Lagrangian")
+    indices = reduce_unsorted(steps, times)
+    return LowerBound(steps[indices], times[indices], "Lagrangian")
 
 
 def _least_times(lines: list[Line], mem: Ints) -> Ints:
@@ -269,6 +270,6 @@ def _least_times(lines: list[Line], mem: Ints) -> Ints:
     result = np.zeros(len(mem), np.int64)
     for line in lines:
         # Limit the memory to where the line allows any time: then no product exceeds ``least`` by much, and none overflows.
-        within = np.minimum(mem, line.least // line.mem_weight + 1) if line.mem_weight else np.zeros_like(mem)
-        np.maximum(result, -((line.mem_weight * within - line.least) // line.time_weight), out=result)
+        capped_mem = np.minimum(mem, line.least // line.mem_weight + 1) if line.mem_weight else np.zeros_like(mem)
+        np.maximum(result, -((line.mem_weight * capped_mem - line.least) // line.time_weight), out=result)
     return result

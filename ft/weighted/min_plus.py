@@ -45,7 +45,7 @@ def weigh(mem: Ints, time: Ints, forbidden: Mask, weights: tuple[float, float], 
     """Write weighted costs into ``result``, which is contiguous, infinite where they are forbidden."""
     from . import numba_min_plus
 
-    flat_mem, flat_time, flat_forbidden = (np.ascontiguousarray(each).reshape(-1) for each in (mem, time, forbidden))
+    flat_mem, flat_time, flat_forbidden = (np.ascontiguousarray(array).reshape(-1) for array in (mem, time, forbidden))
     numba_min_plus.weigh(flat_mem, flat_time, flat_forbidden, float(weights[0]), float(weights[1]), result.reshape(-1))
 
 
@@ -71,35 +71,35 @@ def least_of_classes(numbers: Floats, class_of: Ints, n_classes: int) -> Floats:
     return result
 
 
-def expand(table: Floats, each: Input) -> Floats:
+def expand(table: Floats, operand: Input) -> Floats:
     """Return a table by classes of a bucket's neighbours and groups of its variable.
 
     Args:
-        each: how the table lines up with the bucket.
+        operand: how the table lines up with the bucket.
     """
-    result = table.transpose(each.axes)
-    for axis, selector in enumerate(each.selectors):
+    result = table.transpose(operand.axes)
+    for axis, selector in enumerate(operand.selectors):
         if not is_all(selector, result.shape[axis]):
             result = result.take(selector, axis)
-    expanded: Floats = result.reshape(each.expanded)
+    expanded: Floats = result.reshape(operand.expanded)
     return expanded
 
 
-def least_of_expanded(expanded: Floats, each: Input, shape: tuple[int, ...]) -> Floats:
+def least_of_expanded(expanded: Floats, operand: Input, shape: tuple[int, ...]) -> Floats:
     """Return the least of all cells that each of a table's cells was expanded to, in the table's own order.
 
     Args:
-        each: how the table lines up with the bucket.
+        operand: how the table lines up with the bucket.
         shape: the table's shape.
     """
-    result: Floats = expanded.reshape([len(selector) for selector in each.selectors])
-    for axis, selector in enumerate(each.selectors):
-        size = shape[each.axes[axis]]
+    result: Floats = expanded.reshape([len(selector) for selector in operand.selectors])
+    for axis, selector in enumerate(operand.selectors):
+        size = shape[operand.axes[axis]]
         if not is_all(selector, size):
             order = np.argsort(selector, kind="stable")
             starts = np.searchsorted(selector[order], np.arange(size))
             result = np.minimum.reduceat(result.take(order, axis), starts, axis)
-    in_order: Floats = result.transpose(np.argsort(each.axes))
+    in_order: Floats = result.transpose(np.argsort(operand.axes))
     return in_order
 
 

@@ -90,12 +90,12 @@ class _Back:
     """The result of going back through a bucket.
 
     Attributes:
-        beyond: for each cell of the bucket's result, the least that all tables outside of the bucket cost.
+        outer: for each cell of the bucket's result, the least that all tables outside of the bucket cost.
         of_state: the marginals of the variable's states, float64[K].
-        of_inputs: the same as ``beyond`` for each table of the bucket that an elimination made.
+        of_inputs: the same as ``outer`` for each table of the bucket that an elimination made.
     """
 
-    beyond: Floats
+    outer: Floats
     of_state: Floats
     of_inputs: tuple[Floats, ...]
 
@@ -103,12 +103,12 @@ class _Back:
 def _moves(of_buckets: Sequence[Floats]) -> list[Floats]:
     """Return how far the marginals of all buckets but the first are below their mean, state by state."""
     mean = np.mean(of_buckets, axis=0)
-    return [less(mean, each, np.empty_like(each)) for each in of_buckets[1:]]
+    return [less(mean, marginals, np.empty_like(marginals)) for marginals in of_buckets[1:]]
 
 
-def _is_sample(number: int, of: int, samples: int) -> bool:
+def _is_sample(number: int, n: int, samples: int) -> bool:
     """Return whether the one with this number, from 0, is among ``samples`` evenly spread ones."""
-    return number == 0 or number * samples // of > (number - 1) * samples // of
+    return number == 0 or number * samples // n > (number - 1) * samples // n
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,7 +152,7 @@ class WeightedPass:
         self.found: Least | None = None
         self.setting, self.plan, self.weights = setting, setting.plan, weights
         self.tables: list[Floats] = [np.empty(0)] * len(self.plan.shapes)
-        for number, costs in enumerate(self.plan.given):
+        for number, costs in enumerate(self.plan.costs):
             same = self.plan.same[number]
             self.tables[number] = self.tables[same] if same < number else self._weighted(costs)
         self.own: dict[int, list[Floats]] = {}  # by variable, each bucket's share of its own cost
@@ -176,9 +176,9 @@ class WeightedPass:
         Any number here is a sum of costs and of shares, each at most once.
         """
         mem, time_ns = self.weights
-        most = mem * self.setting.most[0] + time_ns * self.setting.most[1] + shared
-        is_integral = float(mem).is_integer() and float(time_ns).is_integer() and most <= EXACT
-        return 0.0 if is_integral else float(most) * 2.0**-50 * (len(self.plan.shapes) + 8)
+        largest = mem * self.setting.most[0] + time_ns * self.setting.most[1] + shared
+        is_integral = float(mem).is_integer() and float(time_ns).is_integer() and largest <= EXACT
+        return 0.0 if is_integral else float(largest) * 2.0**-50 * (len(self.plan.shapes) + 8)
 
     def _eliminate(self, step: EliminationStep) -> None:
         """Compute the results of a variable's buckets, or take those of an equal elimination."""
@@ -208,7 +208,7 @@ class WeightedPass:
     def put_back(self) -> None:
         """Give the tables' memory back, for other passes."""
         for number, same in enumerate(self.plan.same):
-            if same == number or (not self.folds and number >= len(self.plan.given)):
+            if same == number or (not self.folds and number >= len(self.plan.costs)):
                 self.setting.pool.put_back(self.tables[number])
         self.tables.clear()
 
@@ -216,18 +216,18 @@ class WeightedPass:
         """Share a variable's own cost out over its buckets, such that each state costs the same in all of them."""
         if len(step.buckets) == 1:
             return [own]
-        likes = []  # by bucket, the least that its tables cost with each state
+        leasts = []  # by bucket, the least that its tables cost with each state
         for bucket in step.buckets:
             of_group = np.empty(bucket.n_groups)
             for chunk, left, right in self._halves(bucket, np.zeros_like(own)):
                 of_group[chunk] = (left.min(axis=1) + right.min(axis=2)).min(axis=0)
-            likes.append(of_group[bucket.group])
-        total = own + sum(likes)
+            leasts.append(of_group[bucket.group])
+        total = own + sum(leasts)
         possible = np.isfinite(total)
-        result = [np.where(possible, 0.0, np.inf) for _ in likes]
-        each = np.floor(total[possible] / len(likes))
-        for share, like in zip(result[1:], likes[1:], strict=True):
-            share[possible] = each - like[possible]
+        result = [np.where(possible, 0.0, np.inf) for _ in leasts]
+        mean = np.floor(total[possible] / len(leasts))
+        for share, least in zip(result[1:], leasts[1:], strict=True):
+            share[possible] = mean - least[possible]
         result[0][possible] = own[possible] - sum(share[possible] for share in result[1:])
         return result
 
@@ -240,15 +240,15 @@ class WeightedPass:
         n_both, of_left, of_right = bucket.sizes
         axis = len(bucket.axes[0])
         lefts = [least_of_classes(own, bucket.group, bucket.n_groups)]
-        lefts += [expand(self.tables[each.table], each) for each in bucket.left]
-        rights = [expand(self.tables[each.table], each) for each in bucket.right]
+        lefts += [expand(self.tables[operand.table], operand) for operand in bucket.left]
+        rights = [expand(self.tables[operand.table], operand) for operand in bucket.right]
         size = max(1, _CHUNK // (n_both * (of_left + of_right)))
         for start in range(0, bucket.n_groups, size):
             if time.monotonic() > self.setting.deadline:
                 raise TimeIsUpError
             chunk = slice(start, start + size)
-            left = added([each[..., chunk] for each in lefts])
-            right = added([each[(slice(None),) * axis + (chunk,)] for each in rights])
+            left = added([part[..., chunk] for part in lefts])
+            right = added([part[(slice(None),) * axis + (chunk,)] for part in rights])
             n_groups = left.shape[-1]
             left = np.broadcast_to(left, (*bucket.axes[0], *bucket.axes[1], n_groups))
             right = np.broadcast_to(right, (*bucket.axes[0], n_groups, *bucket.axes[2]))
@@ -275,7 +275,7 @@ class WeightedPass:
                 of these before them. They are then neither exact nor bounds, but good enough to choose states and shares
                 by. None to do all.
         """
-        given, pool = len(self.plan.given), self.setting.pool
+        n_given, pool = len(self.plan.costs), self.setting.pool
         nodes: list[Floats] = [np.empty(0)] * len(self.plan.n_states)
         outside: dict[int, Floats] = {
             n: np.subtract(self.total, self.tables[n], out=pool.take(())) for n in self.plan.constants
@@ -285,47 +285,47 @@ class WeightedPass:
         for step in reversed(self.plan.steps):
             of_buckets = []
             for bucket, own in zip(step.buckets, self.own[step.variable], strict=True):
-                beyond = outside.pop(bucket.result)
-                back = self._back(bucket, own, beyond, samples)
-                made = (each.table for each in bucket.inputs if each.table >= given)
-                outside.update(zip(made, back.of_inputs, strict=True))
+                outer = outside.pop(bucket.result)
+                back = self._back(bucket, own, outer, samples)
+                results = (operand.table for operand in bucket.inputs if operand.table >= n_given)
+                outside.update(zip(results, back.of_inputs, strict=True))
                 of_buckets.append(back.of_state)
             if len(of_buckets) > 1:
                 self.moves[step.variable] = _moves(of_buckets)
             nodes[step.variable] = of_buckets[0] if len(of_buckets) == 1 else np.max(of_buckets, axis=0)
             for number in step.own:
-                if number >= given:
+                if number >= n_given:
                     class_of = self.plan.shapes[number].of(step.variable)
                     marginal = least_of_classes(of_buckets[0], class_of, len(self.tables[number]))
                     outside[number] = less(marginal, self.tables[number], pool.take(marginal.shape))
-        used_up = (array for backs in self._backs.values() for back in backs for array in (back.beyond, *back.of_inputs))
-        for array in {id(array): array for array in used_up}.values():
+        arrays = (array for backs in self._backs.values() for back in backs for array in (back.outer, *back.of_inputs))
+        for array in {id(array): array for array in arrays}.values():
             pool.put_back(array)
         self._backs.clear()
         # Nodes that are alike have one array, so that what follows from it is computed once.
-        lowered = {id(each): each - self.margin for each in nodes} if self.margin else {}
-        return Marginals(self.least(), tuple(lowered.get(id(each), each) for each in nodes))
+        lowered = {id(marginals): marginals - self.margin for marginals in nodes} if self.margin else {}
+        return Marginals(self.least(), tuple(lowered.get(id(marginals), marginals) for marginals in nodes))
 
-    def _back(self, bucket: Bucket, own: Floats, beyond: Floats, samples: int | None) -> _Back:
+    def _back(self, bucket: Bucket, own: Floats, outer: Floats, samples: int | None) -> _Back:
         """Return a bucket's marginals: those of an equal elimination, if the same costs lie beyond both, or of a sample.
 
         In a run of equal layers that is so from a few layers before its ends on.
         """
         kind = self.plan.same[bucket.result] if self.folds else bucket.result
-        known = self._backs.setdefault(kind, [])
+        backs = self._backs.setdefault(kind, [])
         visit = self._visits[kind] = self._visits.get(kind, -1) + 1
-        for back in known:
-            if back.beyond is beyond or np.array_equal(back.beyond, beyond):
+        for back in backs:
+            if back.outer is outer or np.array_equal(back.outer, outer):
                 return back
-        if samples is not None and known and not _is_sample(visit, self.plan.n_equal(kind), samples):
-            return known[-1]
-        of_state, of_inputs, used = self._go_back(bucket, own, beyond)
+        if samples is not None and backs and not _is_sample(visit, self.plan.n_equal(kind), samples):
+            return backs[-1]
+        of_state, of_inputs, arrays = self._go_back(bucket, own, outer)
         pool = self.setting.pool
-        parts = ((marginal, self.tables[each.table]) for each, marginal in of_inputs)
-        back = _Back(beyond, of_state, tuple(less(whole, part, pool.take(whole.shape)) for whole, part in parts))
-        for array in used:
+        parts = ((marginal, self.tables[operand.table]) for operand, marginal in of_inputs)
+        back = _Back(outer, of_state, tuple(less(whole, part, pool.take(whole.shape)) for whole, part in parts))
+        for array in arrays:
             pool.put_back(array)
-        known.append(back)
+        backs.append(back)
         return back
 
     def _go_back(
@@ -342,19 +342,19 @@ class WeightedPass:
             these may be views of, to be put back.
         """
         n_both, of_left, of_right = bucket.sizes
-        beyond = outside.reshape(bucket.sizes)
-        wanted = [[x for x in part if x.table >= len(self.plan.given)] for part in (bucket.left, bucket.right)]
+        outer = outside.reshape(bucket.sizes)
+        results = [[x for x in part if x.table >= len(self.plan.costs)] for part in (bucket.left, bucket.right)]
         of_group = np.empty(bucket.n_groups)
         pool = self.setting.pool
         lefts = pool.take((n_both, of_left, bucket.n_groups))
         rights = pool.take((n_both, bucket.n_groups, of_right))
         for chunk, left, right in self._halves(bucket, own):
-            if wanted[0] or not wanted[1]:
-                lefts[..., chunk] = left + min_plus(beyond, turned(right))
+            if results[0] or not results[1]:
+                lefts[..., chunk] = left + min_plus(outer, turned(right))
                 of_group[chunk] = lefts[..., chunk].min(axis=(0, 1))
-            if wanted[1]:
-                rights[:, chunk] = right + min_plus(turned(left), beyond)
-                if not wanted[0]:
+            if results[1]:
+                rights[:, chunk] = right + min_plus(turned(left), outer)
+                if not results[0]:
                     of_group[chunk] = rights[:, chunk].min(axis=(0, 2))
         best = least_of_classes(own, bucket.group, bucket.n_groups)
         of_state = less(of_group, best, of_group)[bucket.group] + own
@@ -363,9 +363,9 @@ class WeightedPass:
             lefts.reshape(*bucket.axes[0], *bucket.axes[1], bucket.n_groups),
             rights.reshape(*bucket.axes[0], bucket.n_groups, *bucket.axes[2]),
         ]
-        for of_part, inputs in zip(whole, wanted, strict=True):
-            for each in inputs:
-                others = tuple(axis for axis, size in enumerate(each.expanded) if size == 1)
+        for of_part, inputs in zip(whole, results, strict=True):
+            for operand in inputs:
+                others = tuple(axis for axis, size in enumerate(operand.expanded) if size == 1)
                 marginal = of_part.min(axis=others, keepdims=True) if others else of_part
-                of_inputs.append((each, least_of_expanded(marginal, each, self.tables[each.table].shape)))
+                of_inputs.append((operand, least_of_expanded(marginal, operand, self.tables[operand.table].shape)))
         return of_state, of_inputs, [lefts, rights]

@@ -64,8 +64,8 @@ class WeightedSearch:
         self.problem = problem
         self.plan = EliminationPlan.of(problem, max_cells)
         self.deadline = deadline
-        given = self.plan.given
-        self.most = (sum(int(costs.mem.max()) for costs in given), sum(int(costs.time.max()) for costs in given))
+        tables = self.plan.costs
+        self.most = (sum(int(costs.mem.max()) for costs in tables), sum(int(costs.time.max()) for costs in tables))
         self.setting = Setting(
             problem,
             self.plan,
@@ -74,7 +74,7 @@ class WeightedSearch:
             deadline,
         )
         is_split = set(self.setting.split)
-        self.alike = [those for those in self.plan.alike if those[0] in is_split]
+        self.alike = [variables for variables in self.plan.alike if variables[0] in is_split]
         # Factor on the changes of shares: those of many split variables together go too far.
         self.step = _STEP_OF_MANY if len(self.setting.split) > _MANY_SPLIT else 1.0
         self.shares: dict[tuple[float, float], Shares] = {}  # the best shares found for some weights
@@ -101,9 +101,9 @@ class WeightedSearch:
             TimeIsUpError: the deadline has passed.
         """
         run = WeightedPass(self.setting, weights, self.shares.get(weights))
-        found = run.least()
+        result = run.least()
         run.put_back()
-        return found
+        return result
 
     def marginals(self, weights: tuple[float, float], samples: int | None = None) -> Marginals:
         """Return the least weighted cost with each state of each node.
@@ -115,12 +115,12 @@ class WeightedSearch:
             ValueError, InfeasibleError, TimeIsUpError: as ``least``.
         """
         run = WeightedPass(self.setting, weights, self.shares.get(weights))
-        found = run.marginals(samples)
+        result = run.marginals(samples)
         run.put_back()
-        return found
+        return result
 
     def tightened(
-        self, weights: tuple[float, float], known: float = math.inf, near: float = 0.0, shares: Shares | None = None
+        self, weights: tuple[float, float], upper_bound: float = math.inf, near: float = 0.0, shares: Shares | None = None
     ) -> list[Least]:
         """Find the least weighted cost as ``least`` does, with ever higher bounds.
 
@@ -128,7 +128,7 @@ class WeightedSearch:
         :meth:`marginals` for these weights will be that of the best round.
 
         Args:
-            known: the weighted cost of a real strategy.
+            upper_bound: the weighted cost of a real strategy.
             near: how close, relatively, the bound must come to a strategy to be good enough.
             shares: the shares to begin with.
 
@@ -139,7 +139,7 @@ class WeightedSearch:
             ValueError, InfeasibleError: as ``least``.
             TimeIsUpError: not a single bound was ready by the deadline.
         """
-        found: list[Least] = []
+        results: list[Least] = []
         best: tuple[float, Shares, Moves] | None = None  # the total, the shares, and how they may change
         is_even = (shares is None or shares.is_even) and len(self.setting.split) > _FEW_SPLIT
         try:
@@ -147,12 +147,12 @@ class WeightedSearch:
                 run = WeightedPass(self.setting, weights, shares)
                 total, least = run.total, run.least()
                 if least.strategy is not None:
-                    known = min(known, weights[0] * least.mem_bytes + weights[1] * least.time_ns)
+                    upper_bound = min(upper_bound, weights[0] * least.mem_bytes + weights[1] * least.time_ns)
                 is_best = best is None or total > best[0]
                 gain = math.inf if best is None else total - best[0]
-                found.insert(len(found) if is_best else 0, least)
-                is_near, gains_little = known <= total * (1 + near), 0 <= gain < _WORTH_A_ROUND * (known - total)
-                enough = is_near or gains_little
+                results.insert(len(results) if is_best else 0, least)
+                gains_little = 0 <= gain < _WORTH_A_ROUND * (upper_bound - total)
+                enough = gains_little or upper_bound <= total * (1 + near)
                 if is_best:
                     shares = Shares({variable: run.own[variable][1:] for variable in self.setting.split}, run.folds)
                     self.shares[weights] = shares
@@ -166,9 +166,9 @@ class WeightedSearch:
                     break
                 shares = _moved(best[1], self._averaged(best[2]) if is_even else best[2], is_even, self.step)
         except TimeIsUpError:
-            if not found:
+            if not results:
                 raise
-        return found
+        return results
 
     def _averaged(self, moves: Moves) -> Moves:
         """Return the mean move of all variables whose eliminations are equal, for each of them.
@@ -177,8 +177,8 @@ class WeightedSearch:
         """
         result = {}
         for variables in self.alike:
-            those = zip(*(moves[variable] for variable in variables), strict=True)
-            mean = [np.mean([np.where(np.isfinite(move), move, 0.0) for move in each], axis=0) for each in those]
+            by_part = zip(*(moves[variable] for variable in variables), strict=True)
+            mean = [np.mean([np.where(np.isfinite(move), move, 0.0) for move in of_part], axis=0) for of_part in by_part]
             result.update(dict.fromkeys(variables, mean))
         return result
 
@@ -189,8 +189,8 @@ def mixed(first: Shares, second: Shares, parts: tuple[float, float]) -> Shares:
     Where their weights are combined with the same parts, the bound is at least as high as their bounds combined.
     """
     result = {}
-    for variable, those in first.by_variable.items():
-        pairs = zip(those, second.by_variable[variable], strict=True)
+    for variable, of_buckets in first.by_variable.items():
+        pairs = zip(of_buckets, second.by_variable[variable], strict=True)
         result[variable] = [np.floor(one * parts[0] + other * parts[1]) for one, other in pairs]
     return Shares(result, first.is_even and second.is_even)
 
@@ -198,9 +198,9 @@ def mixed(first: Shares, second: Shares, parts: tuple[float, float]) -> Shares:
 def _moved(shares: Shares, moves: Moves, is_even: bool, step: float) -> Shares:
     """Return the shares, each changed by ``step`` times its finite moves."""
     result = {}
-    for variable, those in shares.by_variable.items():
+    for variable, of_buckets in shares.by_variable.items():
         result[variable] = [
-            each + np.floor(np.where(np.isfinite(move), move, 0.0) * step)
-            for each, move in zip(those, moves[variable], strict=True)
+            share + np.floor(np.where(np.isfinite(move), move, 0.0) * step)
+            for share, move in zip(of_buckets, moves[variable], strict=True)
         ]
     return Shares(result, shares.is_even and is_even)

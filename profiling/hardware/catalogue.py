@@ -28,14 +28,14 @@ _NAME = re.compile(r"(?P<device>[a-z0-9]+)-(?P<machines>[1-9][0-9]*)x(?P<devices
 @cache
 def shipped() -> FrozenMapping[Hardware]:
     """Return the shipped descriptions by device name, in alphabetical order."""
-    described = {}
+    result = {}
     for entry in sorted(files(__package__).iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(".json"):
             with as_file(entry) as path:
-                described[entry.name.removesuffix(".json")] = Hardware.load(path)
+                result[entry.name.removesuffix(".json")] = Hardware.load(path)
     for device, nearest in _NEAREST.items():
-        described[device] = _as_near(described[device], described[nearest])
-    return FrozenMapping(described)
+        result[device] = _as_near(result[device], result[nearest])
+    return FrozenMapping(result)
 
 
 def _as_near(own: Hardware, measured: Hardware) -> Hardware:
@@ -77,14 +77,14 @@ def named(name: str) -> Hardware:
             f"{', '.join(shipped())}: did you mean {' or '.join(_nearest(name))}? Other devices need a hardware file: "
             "tensoropt calibrate writes this machine's, docs/reference/formats.md describes one"
         )
-    described = shipped()[match["device"]]
-    outer, inner = described.levels
+    hardware = shipped()[match["device"]]
+    outer, inner = hardware.levels
     levels = (replace(outer, count=int(match["machines"])), replace(inner, count=int(match["devices"])))
-    if levels == described.levels:
-        return described
+    if levels == hardware.levels:
+        return hardware
     is_part = levels[1] == inner and levels[0].count < outer.count
-    topology = described.topology.first(levels[0].count * inner.count) if described.topology and is_part else None
-    return replace(described, name=name, levels=levels, collectives=FrozenMapping({}), topology=topology)
+    topology = hardware.topology.first(levels[0].count * inner.count) if hardware.topology and is_part else None
+    return replace(hardware, name=name, levels=levels, collectives=FrozenMapping({}), topology=topology)
 
 
 def resolve(name_or_path: str | Path) -> Hardware:
@@ -103,12 +103,12 @@ def _read(value: object) -> Hardware:
     """Read a hardware file, which may name one of :func:`named` as ``like``, and a name, price and watts of its own."""
     if not isinstance(value, dict) or "like" not in value:
         return Hardware.from_json(value)
-    given = checks.fields(value, "", ("format", "version", "like"), ("name", "price_per_hour", "watts"))
-    check_format(given)
-    described = named(checks.text(given["like"], "like"))
-    device = replace(described.device, watts=given.get("watts", described.device.watts))
-    name, price = given.get("name", described.name), given.get("price_per_hour")
-    return replace(described, name=name, price_per_hour=price, device=device)
+    fields = checks.fields(value, "", ("format", "version", "like"), ("name", "price_per_hour", "watts"))
+    check_format(fields)
+    original = named(checks.text(fields["like"], "like"))
+    device = replace(original.device, watts=fields.get("watts", original.device.watts))
+    name, price = fields.get("name", original.name), fields.get("price_per_hour")
+    return replace(original, name=name, price_per_hour=price, device=device)
 
 
 def part_of(hardware: Hardware, machines: int, devices: int) -> Hardware:
@@ -119,8 +119,8 @@ def part_of(hardware: Hardware, machines: int, devices: int) -> Hardware:
     """
     counts = [level.count for level in hardware.levels]
     if len(counts) != 2 or machines > counts[0] or devices > counts[1]:
-        has = "x".join(map(str, counts))
-        raise HardwareError(f"parallelism {machines}x{devices} is not possible on {hardware.name}, which has {has} devices")
+        size = "x".join(map(str, counts))
+        raise HardwareError(f"parallelism {machines}x{devices} is not possible on {hardware.name}, which has {size} devices")
     outer, inner = hardware.levels
     levels = (replace(outer, count=machines), replace(inner, count=devices))
     name = f"{hardware.name.removesuffix('-{}x{}'.format(*counts))}-{machines}x{devices}"
@@ -128,11 +128,11 @@ def part_of(hardware: Hardware, machines: int, devices: int) -> Hardware:
 
 
 def _nearest(name: str) -> list[str]:
-    usual = [described.name for described in shipped().values()]
+    usual = [hardware.name for hardware in shipped().values()]
     device, _, counts = name.lower().partition("-")
-    guessed = [
+    names = [
         f"{near}-{counts}"
         for near in difflib.get_close_matches(device, shipped(), n=2, cutoff=0.5)
         if _NAME.fullmatch(f"{near}-{counts}")
     ]
-    return guessed or difflib.get_close_matches(name.lower(), usual, n=2, cutoff=0.5) or usual
+    return names or difflib.get_close_matches(name.lower(), usual, n=2, cutoff=0.5) or usual

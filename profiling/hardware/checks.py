@@ -12,16 +12,16 @@ from ...common.errors import short
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_Made = TypeVar("_Made", bound="DataclassInstance")
+_Dataclass = TypeVar("_Dataclass", bound="DataclassInstance")
 
 
 class HardwareError(ValueError):
     """A hardware description, or a request to it, that is impossible."""
 
 
-def fail(field: str, got: object, expected: str) -> HardwareError:
+def fail(field: str, value: object, expected: str) -> HardwareError:
     """Return the error for a field that has another value than expected."""
-    return HardwareError(f"{field}: got {short(got)}, expected {expected}")
+    return HardwareError(f"{field}: got {short(value)}, expected {expected}")
 
 
 def number(value: object, field: str, expected: str, least: float | None = None) -> float:
@@ -42,10 +42,10 @@ def positive_integer(value: object, field: str, expected: str, most: float = mat
     return int(value)
 
 
-def set_numbers(of: object, where: str, expected: Mapping[str, tuple[str, float | None]]) -> None:
+def set_numbers(instance: object, prefix: str, expected: Mapping[str, tuple[str, float | None]]) -> None:
     """Make attributes of a frozen dataclass floats; each has what is expected of it, and the least number."""
-    for name, (what, least) in expected.items():
-        object.__setattr__(of, name, number(getattr(of, name), f"{where}{name}", what, least))
+    for name, (expectation, least) in expected.items():
+        object.__setattr__(instance, name, number(getattr(instance, name), f"{prefix}{name}", expectation, least))
 
 
 def text(value: object, field: str, expected: str = "a text that is not empty") -> str:
@@ -66,22 +66,22 @@ def sequence(value: object, field: str, expected: str) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def fields(value: object, where: str, required: Collection[str], optional: Collection[str] = ()) -> Mapping[str, Any]:
+def fields(value: object, path: str, required: Collection[str], optional: Collection[str] = ()) -> Mapping[str, Any]:
     """Return a JSON object that has all required fields, and none that is neither required nor optional."""
-    known = [*required, *optional]
-    values = mapping(value, where or "the file", f"an object with the fields {', '.join(known)}")
-    prefix = f"{where}." if where else ""
+    names = [*required, *optional]
+    values = mapping(value, path or "the file", f"an object with the fields {', '.join(names)}")
+    prefix = f"{path}." if path else ""
     for name in required:
         if name not in values:
             raise HardwareError(f"{prefix}{name}: missing; expected the fields {', '.join(required)}")
     for name in values:
-        if name not in known:
-            raise HardwareError(f"{prefix}{name}: unknown field; known are {', '.join(known)}")
+        if name not in names:
+            raise HardwareError(f"{prefix}{name}: unknown field; known are {', '.join(names)}")
     return values
 
 
-def made(kind: type[_Made], value: object, where: str) -> _Made:
+def dataclass_of(kind: type[_Dataclass], value: object, path: str) -> _Dataclass:
     """Return the dataclass that a JSON object of its fields describes; fields with a default may be missing."""
-    names = {each.name: each.default is dataclasses.MISSING for each in dataclasses.fields(kind)}
+    names = {f.name: f.default is dataclasses.MISSING for f in dataclasses.fields(kind)}
     optional = [name for name, is_required in names.items() if not is_required]
-    return kind(**fields(value, where, [name for name in names if name not in optional], optional))
+    return kind(**fields(value, path, [name for name in names if name not in optional], optional))

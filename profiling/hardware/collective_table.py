@@ -53,11 +53,11 @@ def tables_from_json(kind: str, tables: object) -> dict[str, CollectiveTable]:
         HardwareError: a field is missing, unknown or impossible.
     """
     result = {}
-    for axes, given in checks.mapping(tables, f"collectives.{kind}", "an object from axes to tables").items():
-        where = f"collectives.{kind}.{axes}"
-        table = checks.fields(given, where, ("bytes", "time_us"), ("spread",))
+    for axes, value in checks.mapping(tables, f"collectives.{kind}", "an object from axes to tables").items():
+        path = f"collectives.{kind}.{axes}"
+        table = checks.fields(value, path, ("bytes", "time_us"), ("spread",))
         try:
             result[axes] = CollectiveTable(table["bytes"], table["time_us"], table.get("spread", ()))
         except HardwareError as error:
-            raise HardwareError(f"{where}.{error}") from None
+            raise HardwareError(f"{path}.{error}") from None
     return result

@@ -96,9 +96,9 @@ class LinkLevel:
 
     def __post_init__(self) -> None:
         checks.text(self.name, "levels.name")
-        where, units = f"levels[{self.name}]", f"a positive whole number of units, at most {MOST_UNITS:,}"
-        object.__setattr__(self, "count", checks.positive_integer(self.count, f"{where}.count", units, MOST_UNITS))
-        checks.set_numbers(self, f"{where}.", {"latency_us": _MICROSECONDS, "bytes_per_s": (_PER_SECOND, None)})
+        path, units = f"levels[{self.name}]", f"a positive whole number of units, at most {MOST_UNITS:,}"
+        object.__setattr__(self, "count", checks.positive_integer(self.count, f"{path}.count", units, MOST_UNITS))
+        checks.set_numbers(self, f"{path}.", {"latency_us": _MICROSECONDS, "bytes_per_s": (_PER_SECOND, None)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +162,8 @@ class Hardware:
                 if not axes or not ordered or not set(axes) <= set(axes_text(mesh.axes)):
                     expected = f"some of the letters {axes_text(mesh.axes) or '(none)'}, in order: the axes of {mesh}"
                     raise checks.fail(f"collectives.{kind}", axes, expected)
-        for where, source in self.provenance.items():
-            checks.text(source, f"provenance.{where}", "a text that says where the number comes from")
+        for key, source in self.provenance.items():
+            checks.text(source, f"provenance.{key}", "a text that says where the number comes from")
         if self.topology is not None:
             self.topology.check_count(tuple(level.count for level in self.levels))
         for name in ("collectives", "provenance", "operators"):
@@ -181,11 +181,11 @@ class Hardware:
     def _counts_by_parallelism(self) -> dict[int, tuple[int, ...]]:
         """Return, for each allowed number of devices, ascending, the units of each level that take part."""
         shapes: dict[int, tuple[int, ...]] = {}
-        below: tuple[int, ...] = ()
+        inner: tuple[int, ...] = ()
         for index, level in reversed(list(enumerate(self.levels))):
             for count in range(1, level.count + 1):
-                shapes.setdefault(count * math.prod(below), (1,) * index + (count, *below))
-            below = (level.count, *below)
+                shapes.setdefault(count * math.prod(inner), (1,) * index + (count, *inner))
+            inner = (level.count, *inner)
         return shapes
 
     def parallelisms(self) -> tuple[int, ...]:
@@ -204,9 +204,9 @@ class Hardware:
             parallelism = self.n_devices
         shapes = self._counts_by_parallelism()
         if parallelism not in shapes:
-            allowed = sorted(shapes)
-            at = bisect_left(allowed, parallelism) if isinstance(parallelism, int) else len(allowed)
-            names = " or ".join(str(count) for count in allowed[max(0, at - 1) : at + 1])
+            counts = sorted(shapes)
+            index = bisect_left(counts, parallelism) if isinstance(parallelism, int) else len(counts)
+            names = " or ".join(str(count) for count in counts[max(0, index - 1) : index + 1])
             per_machine = self.levels[-1].count
             raise HardwareError(
                 f"parallelism {parallelism!r} is not possible on {self.name}: expected 1 to {per_machine} devices of "
@@ -254,13 +254,13 @@ class Hardware:
     def to_json(self) -> dict[str, Any]:
         """Return the description as a JSON object of a hardware file."""
         device = {**asdict(self.device), "flops_per_s": dict(self.device.flops_per_s)}
-        known = {key: value for key, value in device.items() if value or key not in ("copied_bytes_per_s", "watts")}
+        fields = {key: value for key, value in device.items() if value or key not in ("copied_bytes_per_s", "watts")}
         collectives = {
             kind: {axes: table.to_json() for axes, table in tables.items()} for kind, tables in self.collectives.items()
         }
         measured = {} if self.measured is None else {"measured": asdict(self.measured)}
         return {
-            "format": FORMAT, "version": VERSION, "name": self.name, "device": known,
+            "format": FORMAT, "version": VERSION, "name": self.name, "device": fields,
             "levels": [asdict(level) for level in self.levels], "collectives": collectives,
             "operators": rates_to_json(self.operators), "provenance": dict(self.provenance),
             **{name: getattr(self, name) for name in PARTS_OF_COLLECTIVES if getattr(self, name)},
@@ -284,17 +284,17 @@ class Hardware:
             ("collectives", "operators", "provenance", "measured", *PARTS_OF_COLLECTIVES, "exposed_share", "topology",
              "price_per_hour"),
         )  # fmt: skip
-        device = checks.made(Device, top["device"], "device")
+        device = checks.dataclass_of(Device, top["device"], "device")
         levels = enumerate(checks.sequence(top["levels"], "levels", "a list of levels, outermost first"))
         optional = {name: top.get(name, {}) for name in ("collectives", "operators", "provenance")}
-        for name, given in optional.items():
-            checks.mapping(given, name, "an object")
+        for name, option in optional.items():
+            checks.mapping(option, name, "an object")
         return cls(
             name=top["name"], device=device,
-            levels=tuple(checks.made(LinkLevel, level, f"levels[{index}]") for index, level in levels),
+            levels=tuple(checks.dataclass_of(LinkLevel, level, f"levels[{index}]") for index, level in levels),
             collectives={kind: tables_from_json(kind, tables) for kind, tables in optional["collectives"].items()},
             provenance=optional["provenance"], operators=rates_from_json(optional["operators"]),
-            measured=checks.made(Origin, top["measured"], "measured") if "measured" in top else None,
+            measured=checks.dataclass_of(Origin, top["measured"], "measured") if "measured" in top else None,
             **{name: top.get(name, 0.0) for name in PARTS_OF_COLLECTIVES}, exposed_share=top.get("exposed_share", 1.0),
             topology=topology_from_json(top["topology"]) if "topology" in top else None,
             price_per_hour=top.get("price_per_hour"),
@@ -327,9 +327,9 @@ class Hardware:
 
 def check_format(value: object) -> None:
     values = checks.mapping(value, "the file", f"an object of format {FORMAT!r}")
-    got = (values.get("format"), values.get("version"))
-    if got[0] != FORMAT or isinstance(got[1], bool) or got[1] != VERSION:
+    form = (values.get("format"), values.get("version"))
+    if form[0] != FORMAT or isinstance(form[1], bool) or form[1] != VERSION:
         raise HardwareError(
-            f"format, version: got {short(got[0])}, {short(got[1])}, expected {FORMAT!r}, {VERSION}: is it another kind of "
-            f"file, or from another release?"
+            f"format, version: got {short(form[0])}, {short(form[1])}, expected {FORMAT!r}, {VERSION}: is it another kind "
+            f"of file, or from another release?"
         )

@@ -98,13 +98,13 @@ def rates_from_json(value: object) -> Rates:
         HardwareError: a field is missing, unknown, negative or impossible.
     """
 
-    def of_ways(given: object, where: str) -> FrozenMapping[OperatorRate]:
-        ways = checks.fields(given, where, (), _WAYS)
-        return FrozenMapping({way: _rate(ways[way], f"{where}.{way}") for way in ways})
+    def of_ways(table: object, path: str) -> FrozenMapping[OperatorRate]:
+        ways = checks.fields(table, path, (), _WAYS)
+        return FrozenMapping({way: _rate(ways[way], f"{path}.{way}") for way in ways})
 
-    def of_dtypes(given: object, where: str) -> FrozenMapping[FrozenMapping[OperatorRate]]:
-        dtypes = checks.mapping(given, where, "an object from dtype to ways")
-        return FrozenMapping({dtype: of_ways(ways, f"{where}.{dtype}") for dtype, ways in dtypes.items()})
+    def of_dtypes(table: object, path: str) -> FrozenMapping[FrozenMapping[OperatorRate]]:
+        dtypes = checks.mapping(table, path, "an object from dtype to ways")
+        return FrozenMapping({dtype: of_ways(ways, f"{path}.{dtype}") for dtype, ways in dtypes.items()})
 
     classes = checks.mapping(value, "operators", "an object from classes of operators, or operator types, to dtypes")
     for name in classes:
@@ -114,12 +114,12 @@ def rates_from_json(value: object) -> Rates:
     return FrozenMapping({name: of_dtypes(dtypes, f"operators.{name}") for name, dtypes in classes.items()})
 
 
-def _rate(value: object, where: str) -> OperatorRate:
-    given = checks.fields(value, where, _NUMBERS, ("spread", "samples"))
+def _rate(value: object, path: str) -> OperatorRate:
+    numbers = checks.fields(value, path, _NUMBERS, ("spread", "samples"))
     try:
-        return OperatorRate(**given)
+        return OperatorRate(**numbers)
     except checks.HardwareError as error:
-        raise checks.HardwareError(f"{where}.{error}") from None
+        raise checks.HardwareError(f"{path}.{error}") from None
 
 
 def rates_to_json(rates: Rates) -> dict[str, Any]:

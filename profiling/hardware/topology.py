@@ -75,19 +75,19 @@ class Topology:
         self._check_reachable()
 
     def _check_links(self) -> None:
-        named: dict[tuple[str, str], int] = {}
+        number_of: dict[tuple[str, str], int] = {}
         neighbours: dict[str, set[str]] = {}
         for number, link in enumerate(self.links):
-            where = f"topology.links[{number}]"
+            path = f"topology.links[{number}]"
             if link.source == link.target:
-                raise HardwareError(f"{where}: got a link from '{link.source}' to itself, expected two ends")
+                raise HardwareError(f"{path}: got a link from '{link.source}' to itself, expected two ends")
             for ends in _directions(link):
-                if ends in named:
+                if ends in number_of:
                     raise HardwareError(
-                        f"{where}: '{ends[0]}' to '{ends[1]}' is topology.links[{named[ends]}] already; give one link with "
-                        "what both transfer"
+                        f"{path}: '{ends[0]}' to '{ends[1]}' is topology.links[{number_of[ends]}] already; give one link "
+                        "with what both transfer"
                     )
-                named[ends] = number
+                number_of[ends] = number
                 neighbours.setdefault(ends[0], set()).add(ends[1])
                 neighbours.setdefault(ends[1], set()).add(ends[0])
         devices = set(self.devices)
@@ -95,10 +95,10 @@ class Topology:
             for end in (link.source, link.target):
                 if end not in devices and len(neighbours[end]) == 1:
                     near = difflib.get_close_matches(end, [*self.devices, *(n for n in neighbours if n != end)], n=1)
-                    meant = f": did you mean '{near[0]}'?" if near else ""
+                    hint = f": did you mean '{near[0]}'?" if near else ""
                     raise HardwareError(
                         f"topology.links[{number}]: got an end '{end}' that is no device and has no other link, expected a "
-                        f"device, or a switch that leads on{meant}"
+                        f"device, or a switch that leads on{hint}"
                     )
 
     def _check_reachable(self) -> None:
@@ -131,9 +131,9 @@ class Topology:
 
     def first(self, n_devices: int) -> Topology:
         """Return the topology of the first devices, with the links that lie on a route between two of them."""
-        kept = range(n_devices)
-        used = {number for i in kept for j in kept for number in self.route(i, j)}
-        ends = {(self.directed[number].source, self.directed[number].target) for number in used}
+        devices = range(n_devices)
+        numbers = {number for i in devices for j in devices for number in self.route(i, j)}
+        ends = {(self.directed[number].source, self.directed[number].target) for number in numbers}
         links = tuple(link for link in self.links if ends.intersection(_directions(link)))
         return Topology(self.devices[:n_devices], links, self.speeds[:n_devices])
 
@@ -160,29 +160,29 @@ class Topology:
         return self._routes(source)[target]
 
     @cached_property
-    def _known(self) -> dict[int, tuple[tuple[int, ...], ...]]:
+    def _route_cache(self) -> dict[int, tuple[tuple[int, ...], ...]]:
         return {}
 
     def _routes(self, source: int) -> tuple[tuple[int, ...], ...]:
         """Return the routes from a device to all devices, by Dijkstra's algorithm."""
-        if source not in self._known:
+        if source not in self._route_cache:
             outward: dict[str, list[int]] = {}
             for number, link in enumerate(self.directed):
                 outward.setdefault(link.source, []).append(number)
             routes: dict[str, tuple[int, ...]] = {}
             heap: list[tuple[float, int, tuple[int, ...], str]] = [(0.0, 0, (), self.devices[source])]
             while heap:
-                time_us, n_links, path, at = heapq.heappop(heap)
-                if at in routes:
+                time_us, n_links, path, end = heapq.heappop(heap)
+                if end in routes:
                     continue
-                routes[at] = path
-                for number in outward.get(at, ()):
+                routes[end] = path
+                for number in outward.get(end, ()):
                     link = self.directed[number]
                     if link.target not in routes:
                         passed_us = link.latency_us + REFERENCE_BYTES / link.bytes_per_s * 1e6
                         heapq.heappush(heap, (time_us + passed_us, n_links + 1, (*path, number), link.target))
-            self._known[source] = tuple(routes[name] for name in self.devices)
-        return self._known[source]
+            self._route_cache[source] = tuple(routes[name] for name in self.devices)
+        return self._route_cache[source]
 
     def to_json(self) -> dict[str, Any]:
         """Return the topology as a JSON object of a hardware file."""
@@ -211,31 +211,31 @@ def topology_from_json(value: object) -> Topology:
     Raises:
         HardwareError: a field is missing, unknown or impossible, or the links don't join the devices.
     """
-    given = checks.fields(value, "topology", ("devices", "links"))
+    fields = checks.fields(value, "topology", ("devices", "links"))
     devices, speeds = [], []
-    for number, device in enumerate(checks.sequence(given["devices"], "topology.devices", "a list of devices")):
-        where = f"topology.devices[{number}]"
+    for number, device in enumerate(checks.sequence(fields["devices"], "topology.devices", "a list of devices")):
+        path = f"topology.devices[{number}]"
         if isinstance(device, Mapping):
-            checks.fields(device, where, ("name",), ("speed",))
+            checks.fields(device, path, ("name",), ("speed",))
         else:
             device = {"name": device}
-        devices.append(checks.text(device["name"], where, "a device's name, or an object with name and speed"))
-        speeds.append(checks.number(device.get("speed", 1.0), f"{where}.speed", "a positive number"))
+        devices.append(checks.text(device["name"], path, "a device's name, or an object with name and speed"))
+        speeds.append(checks.number(device.get("speed", 1.0), f"{path}.speed", "a positive number"))
     links = [
         _link(link, f"topology.links[{number}]")
-        for number, link in enumerate(checks.sequence(given["links"], "topology.links", "a list of links"))
+        for number, link in enumerate(checks.sequence(fields["links"], "topology.links", "a list of links"))
     ]
     return Topology(tuple(devices), tuple(links), tuple(speeds))
 
 
-def _link(value: object, where: str) -> Link:
-    given = checks.fields(value, where, _LINK_FIELDS, ("both_ways",))
+def _link(value: object, path: str) -> Link:
+    fields = checks.fields(value, path, _LINK_FIELDS, ("both_ways",))
     expected = "the name of a device or a switch"
-    source, target = (checks.text(given[end], f"{where}.{end}", expected) for end in ("from", "to"))
-    ends = f"{where} from '{source}' to '{target}'"
-    both_ways = given.get("both_ways", False)
+    source, target = (checks.text(fields[end], f"{path}.{end}", expected) for end in ("from", "to"))
+    ends = f"{path} from '{source}' to '{target}'"
+    both_ways = fields.get("both_ways", False)
     if not isinstance(both_ways, bool):
         raise checks.fail(f"{ends}: both_ways", both_ways, "true or false")
-    bytes_per_s = checks.number(given["bytes_per_s"], f"{ends}: bytes_per_s", "a positive number per second")
-    latency_us = checks.number(given["latency_us"], f"{ends}: latency_us", "microseconds, at least 0", least=0)
+    bytes_per_s = checks.number(fields["bytes_per_s"], f"{ends}: bytes_per_s", "a positive number per second")
+    latency_us = checks.number(fields["latency_us"], f"{ends}: latency_us", "microseconds, at least 0", least=0)
     return Link(source, target, bytes_per_s, latency_us, both_ways)

@@ -40,25 +40,25 @@ def workspace_bytes(step: RankStep, item_bytes: int) -> dict[str, int]:
     if step.kind == "all_reduce":
         if n_members > 2 and n_local * item_bytes * n_members <= GATHER_AND_ADD_BYTES:
             return {"reduce": n_local * n_members * item_bytes}
-        most = max(1, ROUND_BYTES // item_bytes) * (2 if n_members == 2 else 1)
-        chunk = -(-min(n_local, most) // n_members)
+        limit = max(1, ROUND_BYTES // item_bytes) * (2 if n_members == 2 else 1)
+        chunk = -(-min(n_local, limit) // n_members)
         return {"reduce": chunk * (n_members if n_members > 2 else 1) * item_bytes}
     n_rounds = step.n_rounds(item_bytes)
-    found = {}
+    n_bytes = {}
     if step.send_slices:
         sent = [tuple(part.stop - part.start for part in tile) for tile in step.send_slices]
         if not step.send_in_place or n_rounds > 1:
-            found["send"] = _in_rounds(sent, n_rounds) * item_bytes
+            n_bytes["send"] = _in_rounds(sent, n_rounds) * item_bytes
     elif n_rounds > 1 and len(slab(step.local_shape, n_rounds, 0)) > 1:
-        found["send"] = _in_rounds([step.local_shape], n_rounds) * item_bytes
+        n_bytes["send"] = _in_rounds([step.local_shape], n_rounds) * item_bytes
     if step.kind == "reduce_scatter":
-        most = max(_in_rounds([tile], n_rounds) for tile in sent)
-        rounds_within = max(1, -(-most * n_members * item_bytes // ROUND_BYTES))
+        largest = max(_in_rounds([tile], n_rounds) for tile in sent)
+        rounds_within = max(1, -(-largest * n_members * item_bytes // ROUND_BYTES))
         own = _in_rounds([step.result_shape], n_rounds)
-        found["reduce"] = -(-own // rounds_within) * n_members * item_bytes
+        n_bytes["reduce"] = -(-own // rounds_within) * n_members * item_bytes
     elif n_members and (not step.recv_in_place or n_rounds > 1):
-        found["receive"] = _in_rounds(step.recv_shapes, n_rounds) * item_bytes
-    return found
+        n_bytes["receive"] = _in_rounds(step.recv_shapes, n_rounds) * item_bytes
+    return n_bytes
 
 
 def in_graph_bytes(step: RankStep | RankHalo, item_bytes: int) -> int:
@@ -75,14 +75,14 @@ def in_graph_bytes(step: RankStep | RankHalo, item_bytes: int) -> int:
     received = [math.prod(shape) for shape in step.recv_shapes]
     if step.kind == "all_reduce":
         received = [-(-local // n)] * n
-    most = max(*received, *sent)
-    is_even, padded = min(*received, *sent) == most, n * most
-    alive = [padded + (most if step.kind == "all_gather" else padded)]
+    largest = max(*received, *sent)
+    is_even, padded = min(*received, *sent) == largest, n * largest
+    alive = [padded + (largest if step.kind == "all_gather" else padded)]
     if sent:
         # Parts are cut out and put in a row; where they are uneven, out of that again, padded, and in another row.
         alive.append((0 if step.send_in_place else 2 * local) if is_even else 3 * local + 2 * padded)
     if step.kind in ("all_reduce", "reduce_scatter"):
-        alive.append(2 * wider * padded + wider * most)
+        alive.append(2 * wider * padded + wider * largest)
     elif not is_even or not step.recv_in_place:
         alive.append(padded + 2 * result)
     elif step.kind == "all_gather":
@@ -105,5 +105,5 @@ def _in_rounds(tiles: Iterable[Shape], n_rounds: int) -> int:
 
 
 def _largest_slab(shape: Shape, n_slabs: int) -> int:
-    along = len(slab(shape, n_slabs, 0)) - 1
-    return math.prod(shape) // max(1, shape[along]) * -(-shape[along] // n_slabs)
+    dim = len(slab(shape, n_slabs, 0)) - 1
+    return math.prod(shape) // max(1, shape[dim]) * -(-shape[dim] // n_slabs)

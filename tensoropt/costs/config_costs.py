@@ -42,8 +42,8 @@ def costs_of_config(costing: OperatorCosting, op: Operator, rule: Rule, config: 
     key = costing.kind(op, rule), config
     if key not in costing.of_configs:
         costing.of_configs[key] = ConfigCosts(costing, op, ConfigArrays.of(rule, (config,)))
-    found: ConfigCosts = costing.of_configs[key]
-    return found
+    costs: ConfigCosts = costing.of_configs[key]
+    return costs
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,22 +87,22 @@ class ConfigCosts:
 
         Tensors that no trip changes are saved outside of the loop, and a custom gradient saves nothing but its operands.
         """
-        op, once, each_trip = self.op, self._zeros, self._zeros
+        op, constants, each_trip = self.op, self._zeros, self._zeros
         if op.type == VALUE_SHAPED and self._differentiated:
-            return once + int(op.attrs[BODY].inside_bytes)
+            return constants + int(op.attrs[BODY].inside_bytes)
         if op.type != LOOP:
-            return once
+            return constants
         (composition, parts), form = self.costing.body(op), op.attrs[FORM]
         for part in self._parts:
             if part.op.type == CONSTANT:
-                once = once + part.mem_bytes
+                constants = constants + part.mem_bytes
             else:
                 each_trip = each_trip + part.mem_bytes
         for tensor in composition.body.inputs[: form.first_invariant]:
             if tensor.name in parts.saved:
                 layouts = [composition.input_layout(tensor, config) for config in self.arrays.configs]
                 each_trip = each_trip + np.array([shard_bytes(tensor, layout) for layout in layouts])
-        return once + int(form.trips) * each_trip
+        return constants + int(form.trips) * each_trip
 
     @cached_property
     def times_ns(self) -> Ints:
@@ -144,22 +144,22 @@ class ConfigCosts:
         op, costing = self.op, self.costing
         if op.type in (PLACEHOLDER, CONSTANT, *COMPOSITES) or op.updates is not None:
             return None
-        flops, moved, moved_back = (int(each[i]) for each in self._amounts)
+        flops, n_bytes, n_bytes_back = (int(amount[i]) for amount in self._amounts)
         if op.type == VARIABLE:
-            return WorkItem(op.type, op.result.dtype, 0, moved) if moved else None
+            return WorkItem(op.type, op.result.dtype, 0, n_bytes) if n_bytes else None
         positions, key = sorted(self._differentiated), ""
         if has_key:
             points = int(self.arrays.local_points()[i])
             key = key_of(op, self.arrays.rule, self.arrays.configs[i], self.interfaces[i], points, positions)
             key += " by rows" if key and op.name in costing.graph.lookup_operators else ""
         dtype = op.result.dtype if op.outputs else "float32"
-        return WorkItem(op.type, dtype, flops, moved, len(positions), key, moved_back if positions else 0)
+        return WorkItem(op.type, dtype, flops, n_bytes, len(positions), key, n_bytes_back if positions else 0)
 
     @cached_property
     def within_ns(self) -> Ints:
         """The time of the collectives inside of the operator."""
-        reshardings, kind = self._inside
-        return self._priced(reshardings)[kind]
+        reshardings, kind = self._reshardings_inside
+        return self._group_ns(reshardings)[kind]
 
     @cached_property
     def updating_ns(self) -> Ints:
@@ -168,13 +168,13 @@ class ConfigCosts:
         updates = costing.graph.updates.get(op.name, ())
         if op.name not in costing.graph.lookup_operators and not any(update.sums or update.is_global for update in updates):
             return self._zeros
-        return self._priced([tuple(costing.updating(op, self.arrays.rule, config)) for config in self.arrays.configs])
+        return self._group_ns([tuple(costing.updating(op, self.arrays.rule, config)) for config in self.arrays.configs])
 
     @cached_property
     def communicates_inside(self) -> Mask:
         """Whether the operator exchanges halos or statistics while it computes (:func:`.inner_reshardings`), bool[K]."""
-        rule, found = self.arrays.rule, self.arrays.are_exchanged()
-        return found | self.arrays.splits_any(rule.inner) if rule.inner and statistics_of(self.op, rule) else found
+        rule, mask = self.arrays.rule, self.arrays.are_exchanged()
+        return mask | self.arrays.splits_any(rule.inner) if rule.inner and statistics_of(self.op, rule) else mask
 
     @property
     def _differentiated(self) -> frozenset[int]:
@@ -192,7 +192,7 @@ class ConfigCosts:
     @cached_property
     def _results(self) -> list[Ints]:
         """The bytes of the largest shard of each result."""
-        return [self._shards(*each) for each in zip(self.op.outputs, self.interfaces.results, strict=True)]
+        return [self._shards(*pair) for pair in zip(self.op.outputs, self.interfaces.results, strict=True)]
 
     @cached_property
     def _operands(self) -> list[Ints]:
@@ -204,8 +204,8 @@ class ConfigCosts:
         """See :meth:`.OperatorCosting.update_bytes`, int64[2, K]: once for equal shards, replicated or not."""
         (shards,), interfaces = self._results, self.interfaces
         first, kind = first_seen(2 * shards + (interfaces.numbers.used_axes(interfaces.results[0]) != 0))
-        found = [self.costing.update_bytes(self.op, interfaces[i].results[0], int(shards[i])) for i in first.tolist()]
-        return np.array(found, np.int64)[kind].T
+        n_bytes = [self.costing.update_bytes(self.op, interfaces[i].results[0], int(shards[i])) for i in first.tolist()]
+        return np.array(n_bytes, np.int64)[kind].T
 
     @cached_property
     def _amounts(self) -> tuple[Ints, Ints, Ints]:
@@ -221,16 +221,16 @@ class ConfigCosts:
         if op.type in ALIASES:
             return flops, zeros, zeros
         results, n_gradients = sum(self._results, zeros), len(self._differentiated)
-        moved = sum(self._operands, results)
+        n_bytes = sum(self._operands, results)
         if op.type in READS_PART and op.inputs and op.inputs[0] is not None:
             table = self._operands[0]
-            part = moved - table + results
+            part = n_bytes - table + results
             back = part if op.name in costing.graph.lookup_operators else part + table
             return flops, part, back * n_gradients
         if op.type == VALUE_SHAPED:
-            inside, moved = op.attrs[BODY], moved + 2 * int(op.attrs[BODY].made_bytes)
-            return zeros + int(inside.made_flops), moved, 2 * moved * bool(n_gradients)
-        return flops, moved, moved * n_gradients
+            inside, n_bytes = op.attrs[BODY], n_bytes + 2 * int(op.attrs[BODY].made_bytes)
+            return zeros + int(inside.made_flops), n_bytes, 2 * n_bytes * bool(n_gradients)
+        return flops, n_bytes, n_bytes * n_gradients
 
     @cached_property
     def _work_ns(self) -> Ints:
@@ -252,11 +252,11 @@ class ConfigCosts:
     @cached_property
     def _parts(self) -> list[ConfigCosts]:
         """The costs of the operators in the body of a composite operator, in its configs."""
-        (composition, parts), found = self.costing.body(self.op), []
+        (composition, parts), result = self.costing.body(self.op), []
         for op in composition.body.operators:
             inner = [composition.inner(op, config)[0] for config in self.arrays.configs]
-            found.append(ConfigCosts(parts, op, ConfigArrays.of(composition.rules[op.name], inner)))
-        return found
+            result.append(ConfigCosts(parts, op, ConfigArrays.of(composition.rules[op.name], inner)))
+        return result
 
     @cached_property
     def _body_ns(self) -> Ints:
@@ -268,7 +268,7 @@ class ConfigCosts:
         return int(op.attrs[FORM].trips) * total if op.type == LOOP else total[[0, 0]]
 
     @cached_property
-    def _inside(self) -> tuple[list[tuple[Resharding, ...]], Ints]:
+    def _reshardings_inside(self) -> tuple[list[tuple[Resharding, ...]], Ints]:
         """The reshardings inside of the operator for each kind of configs, and the kind of each config.
 
         They are the same for configs that split the factors of what is reduced, or of the first operand's windows, equally.
@@ -284,10 +284,10 @@ class ConfigCosts:
         """The bytes of exchanged windows that are saved."""
         if (self.op.name, 0) not in self.costing.backward.residual_operands or not self.arrays.are_exchanged().any():
             return self._zeros
-        reshardings, kind = self._inside
+        reshardings, kind = self._reshardings_inside
         return np.array([sum(map(_windows_bytes, of_kind)) for of_kind in reshardings], np.int64)[kind]
 
-    def _priced(self, groups: Sequence[Sequence[Resharding]]) -> Ints:
+    def _group_ns(self, groups: Sequence[Sequence[Resharding]]) -> Ints:
         """Return the time of each group of reshardings, over all micro-batches."""
         costs = self.costing.reshardings
         for resharding in chain.from_iterable(groups):

@@ -41,7 +41,7 @@ def least_summed_bytes(model: Model, n_devices: int) -> int:
     for name in trained:
         tensor = graph.operators[name].result
         consumers = graph.consumers.get(tensor.name, ())
-        uses = [(op, i) for op in consumers for i, each in op.operands if each.name == tensor.name]
+        uses = [(op, i) for op in consumers for i, operand in op.operands if operand.name == tensor.name]
         if any(
             op.outputs
             and graph.n_runs(op.result.name) > 1
@@ -53,7 +53,7 @@ def least_summed_bytes(model: Model, n_devices: int) -> int:
     return total
 
 
-def least_kept_bytes(costing: OperatorCosting, n_devices: int, remade: Container[str] = ()) -> int:
+def least_kept_bytes(costing: OperatorCosting, n_devices: int, rematerialized: Container[str] = ()) -> int:
     """Return the bytes per device of results that no plan can do with less than when the last backward pass begins.
 
     They are one device's share of each result that the backward pass reads, be it kept in shards or in copies; 0 for a model
@@ -62,7 +62,7 @@ def least_kept_bytes(costing: OperatorCosting, n_devices: int, remade: Container
 
     Args:
         costing: that of a model, or of one of several micro-batches.
-        remade: the names of the operators that a plan may rematerialize, whose results don't count.
+        rematerialized: the names of the operators that a plan may rematerialize, whose results don't count.
     """
     graph = costing.graph
     if len(graph.train_steps) != 1 or graph.late:
@@ -70,6 +70,6 @@ def least_kept_bytes(costing: OperatorCosting, n_devices: int, remade: Container
     total = 0
     for name in costing.saved - graph.made_of_variables:
         op = graph.producers[name]
-        is_kept = op.type != PLACEHOLDER and op.name not in remade and graph.n_runs(name) == graph.n_micro_batches
+        is_kept = op.type != PLACEHOLDER and op.name not in rematerialized and graph.n_runs(name) == graph.n_micro_batches
         total += next(tensor.mem_bytes for tensor in op.outputs if tensor.name == name) if is_kept else 0
     return total // n_devices

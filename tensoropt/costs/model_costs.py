@@ -34,6 +34,6 @@ def costing_of(model: Model, hardware: Hardware, mesh: Mesh, known: MeasuredOper
 def collective_costs(hardware: Hardware, mesh: Mesh) -> CollectiveCosts:
     """Return the costs of collectives: one object for all stages on a mesh, which share the tables that are found by it."""
     key = id(hardware), mesh
-    found = _kept.get(key) or CollectiveCosts(hardware, mesh)
-    _kept.put(key, found, 1)
-    return found
+    costs = _kept.get(key) or CollectiveCosts(hardware, mesh)
+    _kept.put(key, costs, 1)
+    return costs

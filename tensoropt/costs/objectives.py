@@ -51,5 +51,5 @@ def parse_objectives(text: str) -> Objectives:
     for pair in PAIRS:
         if names == set(pair) and text.count(",") == 1:
             return pair
-    known = " or ".join([*(",".join(pair) for pair in PAIRS), f"{TIME_COST} with --option profiling"])
-    raise InputError(f"--objectives takes two costs, {known}, got {short(text)}")
+    choices = " or ".join([*(",".join(pair) for pair in PAIRS), f"{TIME_COST} with --option profiling"])
+    raise InputError(f"--objectives takes two costs, {choices}, got {short(text)}")

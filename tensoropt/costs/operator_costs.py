@@ -57,7 +57,7 @@ class OperatorCosting(ByArguments):
     @cached_property
     def saved(self) -> frozenset[str]:
         """The names of the tensors that some gradient reads; in place of a view, the tensor that it views."""
-        return frozenset(self.viewed(name) for name in self.backward.residual_results | self._taken)
+        return frozenset(self.viewed(name) for name in self.backward.residual_results | self._residual_operand_names)
 
     @cached_property
     def saved_as_produced(self) -> frozenset[str]:
@@ -66,9 +66,9 @@ class OperatorCosting(ByArguments):
         These are the tensors that their producers' own gradients read, those that are read by way of a view, and batches,
         which are held all the time. Whether another tensor is saved depends on its reshardings, which are charged for it.
         """
-        viewed = {name for name in self._taken if self.viewed(name) != name}
-        fed = {name for name in self.saved if self.graph.producers[name].type == PLACEHOLDER}
-        return frozenset(self.viewed(name) for name in self.backward.residual_results | viewed) | fed
+        views = {name for name in self._residual_operand_names if self.viewed(name) != name}
+        placeholders = {name for name in self.saved if self.graph.producers[name].type == PLACEHOLDER}
+        return frozenset(self.viewed(name) for name in self.backward.residual_results | views) | placeholders
 
     @property
     def charged(self) -> frozenset[str]:
@@ -79,7 +79,7 @@ class OperatorCosting(ByArguments):
         return self.saved if self.is_body else self.saved_as_produced
 
     @cached_property
-    def _taken(self) -> frozenset[str]:
+    def _residual_operand_names(self) -> frozenset[str]:
         operands = ((self.graph.operators[name].inputs[position]) for name, position in self.backward.residual_operands)
         return frozenset(tensor.name for tensor in operands if tensor is not None)
 
@@ -105,8 +105,8 @@ class OperatorCosting(ByArguments):
     def viewed(self, name: str) -> str:
         """Return the tensor that a view views, directly or by way of other views; any other tensor is returned itself."""
         producer = self.graph.producers[name]
-        while (viewed := viewed_operand(producer, name)) is not None:
-            name = viewed.name
+        while (operand := viewed_operand(producer, name)) is not None:
+            name = operand.name
             producer = self.graph.producers[name]
         return name
 
@@ -154,8 +154,8 @@ class OperatorCosting(ByArguments):
         """
         if op.name not in self.graph.lookup_operators:
             return 0
-        found = op.result.mem_bytes + sum(tensor.mem_bytes for position, tensor in op.operands if position == 1)
-        return found * self.graph.n_runs(op.result.name)
+        n_bytes = op.result.mem_bytes + sum(tensor.mem_bytes for position, tensor in op.operands if position == 1)
+        return n_bytes * self.graph.n_runs(op.result.name)
 
     def accumulates(self, op: Operator, position: int) -> bool:
         """Return whether the gradients of an operator's operand are added up over micro-batches, by the operator."""
@@ -173,16 +173,16 @@ class OperatorCosting(ByArguments):
         each slot.
         """
         updates, by_rows = self.graph.updates.get(op.name, ()), op.name in self.graph.lookups
-        held = sum(update.copies(op.result, layout, shard, by_rows) for update in updates)
+        n_bytes = sum(update.copies(op.result, layout, shard, by_rows) for update in updates)
         if by_rows and all(update.leaves_rows for update in updates):
             rows = min(shard, self.found_bytes(op) * shard // max(1, op.result.mem_bytes))
-            return held, sum(rows * (3 + 2 * update.slots) for update in updates)
-        return held, 2 * held + shard if held else 0
+            return n_bytes, sum(rows * (3 + 2 * update.slots) for update in updates)
+        return n_bytes, 2 * n_bytes + shard if n_bytes else 0
 
     def found_bytes(self, op: Operator) -> int:
         """Return the bytes of all rows that a step's lookups in a variable find, if it is updated by rows; else 0."""
-        found = (self.graph.operators[name].result for name in self.graph.lookups.get(op.name, ()))
-        return sum(tensor.mem_bytes * self.graph.n_runs(tensor.name) for tensor in found)
+        rows = (self.graph.operators[name].result for name in self.graph.lookups.get(op.name, ()))
+        return sum(tensor.mem_bytes * self.graph.n_runs(tensor.name) for tensor in rows)
 
     def updating(self, op: Operator, rule: Rule, config: Config) -> Iterable[Resharding]:
         """Return the reshardings of a variable's update.

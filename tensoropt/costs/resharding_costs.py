@@ -72,8 +72,8 @@ class TimeTable:
         """Return the times from each source to each target, given by their layouts' numbers, int64[sources, targets]."""
         rows, columns = self.row[sources], self.row[targets]
         assert (rows >= 0).all() and (columns >= 0).all(), "every layout was announced"
-        found: Ints = self.time_ns[np.ix_(rows, columns)]
-        return found
+        times: Ints = self.time_ns[np.ix_(rows, columns)]
+        return times
 
 
 @dataclass
@@ -248,8 +248,8 @@ class ReshardingCosting(ByArguments):
             to_source = self.numbers.with_partial(sources.layouts, np.maximum(sources.unreduced, 0))
             time_ns[:, returning] = self.table(tensor.shape, tensor.item_bytes).between(back, to_source).T
         if of_variable and returning.any():
-            alike = (sources.layouts[:, None] == shardings.layouts) & (shardings.unreduced > 0)
-            for i, j in np.argwhere(alike).tolist():
+            is_equal = (sources.layouts[:, None] == shardings.layouts) & (shardings.unreduced > 0)
+            for i, j in np.argwhere(is_equal).tolist():
                 resharding = resharding_of(tensor, sources[i].layout, shardings[j], sources[i].unreduced, of_variable=True)
                 if resharding.in_bucket:
                     time_ns[i, j] = bucket_share_ns(resharding, self.steps)

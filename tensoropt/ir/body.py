@@ -31,8 +31,8 @@ class Body:
     @cached_property
     def operators(self) -> tuple[Operator, ...]:
         """The operators that the outputs need, in topological order, without the inputs' placeholders."""
-        needed = self.graph.ancestors(self.outputs) - {self.graph.producers[tensor.name].name for tensor in self.inputs}
-        return tuple(op for op in self.graph.operators.values() if op.name in needed)
+        names = self.graph.ancestors(self.outputs) - {self.graph.producers[tensor.name].name for tensor in self.inputs}
+        return tuple(op for op in self.graph.operators.values() if op.name in names)
 
     @cached_property
     def digest(self) -> str:

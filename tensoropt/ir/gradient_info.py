@@ -26,15 +26,15 @@ class Backward:
 
     def reached(self, graph: Graph) -> frozenset[str]:
         """Return the names of the tensors that get a gradient: the losses, and the tensors of operands that get one."""
-        losses = (each.loss.name for each in graph.backward_passes)
+        losses = (backward_pass.loss.name for backward_pass in graph.backward_passes)
         operators = graph.operators
-        taken = (
+        operands = (
             tensor.name
             for name in dict.fromkeys(name for name, _ in self.gradients)
             for position, tensor in operators[name].operands
             if (name, position) in self.gradients
         )
-        return frozenset((*losses, *taken))
+        return frozenset((*losses, *operands))
 
 
 NO_BACKWARD = Backward(frozenset(), frozenset(), frozenset())

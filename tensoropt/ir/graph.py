@@ -217,16 +217,16 @@ class Graph:
     @cached_property
     def losses(self) -> dict[str, Tensor]:
         """The loss of which gradients are taken, by the gradients' name."""
-        return {taken.name: taken.loss for taken in self.backward_passes}
+        return {backward_pass.name: backward_pass.loss for backward_pass in self.backward_passes}
 
     @cached_property
     def given_gradients(self) -> dict[str, tuple[Tensor, ...]]:
         """The tensors that training steps without a loss update each variable by, by the variable's name."""
-        found: dict[str, tuple[Tensor, ...]] = {}
+        gradients: dict[str, tuple[Tensor, ...]] = {}
         for step in self.train_steps.values():
             for name, gradient in zip(step.variables, step.gradients, strict=False):
-                found[name] = (*found.get(name, ()), gradient)
-        return found
+                gradients[name] = (*gradients.get(name, ()), gradient)
+        return gradients
 
     def gradient_operators(self, name: str) -> frozenset[str]:
         """Return the names of the ``Gradient`` operators of gradients, given by name."""
@@ -235,17 +235,17 @@ class Graph:
     @cached_property
     def late(self) -> frozenset[str]:
         """The names of the operators that need gradients, or wait for training steps."""
-        found: set[str] = set()
+        names: set[str] = set()
         for op in self.operators.values():
-            waits = any(name in found or name in self.train_steps for name in op.controls)
-            if op.type == GRADIENT or waits or any(self.producers[tensor.name].name in found for _, tensor in op.operands):
-                found.add(op.name)
-        return frozenset(found)
+            waits = any(name in names or name in self.train_steps for name in op.controls)
+            if op.type == GRADIENT or waits or any(self.producers[tensor.name].name in names for _, tensor in op.operands):
+                names.add(op.name)
+        return frozenset(names)
 
     @property
     def is_sequential(self) -> bool:
         """Return whether a loss needs gradients or updated values: there are several passes, one after the other."""
-        return any(self.producers[taken.loss.name].name in self.late for taken in self.backward_passes)
+        return any(self.producers[backward_pass.loss.name].name in self.late for backward_pass in self.backward_passes)
 
     @cached_property
     def producers(self) -> dict[str, Operator]:
@@ -259,11 +259,11 @@ class Graph:
     @cached_property
     def consumers(self) -> dict[str, tuple[Operator, ...]]:
         """The operators that have each tensor as an operand, in topological order, by the tensor's name."""
-        found: dict[str, dict[str, Operator]] = {}
+        result: dict[str, dict[str, Operator]] = {}
         for op in self.operators.values():
             for _, tensor in op.operands:
-                found.setdefault(tensor.name, {})[op.name] = op
-        return {name: tuple(operators.values()) for name, operators in found.items()}
+                result.setdefault(tensor.name, {})[op.name] = op
+        return {name: tuple(operators.values()) for name, operators in result.items()}
 
     def resolve(self, name: str) -> Tensor | None:
         """Return the tensor that a recorded name means, or None if the model has no tensor of this name."""
@@ -276,22 +276,22 @@ class Graph:
     @cached_property
     def made_of_variables(self) -> frozenset[str]:
         """The names of the tensors that follow from variables and constants alone: only updates wait for their gradients."""
-        found: set[str] = set()
+        names: set[str] = set()
         for op in self.operators.values():
-            follows = op.operands and op.updates is None and all(tensor.name in found for _, tensor in op.operands)
+            follows = op.operands and op.updates is None and all(tensor.name in names for _, tensor in op.operands)
             if follows or op.type in (VARIABLE, CONSTANT):
-                found.update(tensor.name for tensor in op.outputs)
-        return frozenset(found)
+                names.update(tensor.name for tensor in op.outputs)
+        return frozenset(names)
 
     @cached_property
     def updates(self) -> dict[str, tuple[ParameterUpdate, ...]]:
         """The updates of each trained variable, one for each training step that trains it, by the variable's name."""
-        found: dict[str, tuple[ParameterUpdate, ...]] = {}
+        result: dict[str, tuple[ParameterUpdate, ...]] = {}
         for step in self.train_steps.values():
             tensors = [self.operators[name].result for name in step.variables]
             for name, update in zip(step.variables, step.optimizer.updates(tensors), strict=True):
-                found[name] = (*found.get(name, ()), replace(update, slots=0) if step.of else update)
-        return found
+                result[name] = (*result.get(name, ()), replace(update, slots=0) if step.of else update)
+        return result
 
     @cached_property
     def lookups(self) -> dict[str, tuple[str, ...]]:
@@ -299,19 +299,19 @@ class Graph:
 
         Such a variable is trained by one step, which uses it in lookups alone.
         """
-        found: dict[str, tuple[str, ...]] = {}
+        result: dict[str, tuple[str, ...]] = {}
         for step in self.train_steps.values():
             if not step.optimizer.takes_rows or step.loss is None:
                 continue
-            needed = self.ancestors([step.loss])
+            ancestors = self.ancestors([step.loss])
             for name in step.variables:
                 tensor = self.operators[name].result
-                consumers = [op for op in self.consumers.get(tensor.name, ()) if op.name in needed]
-                if any(name in taken.variables for taken in self.gradients.values()):
+                consumers = [op for op in self.consumers.get(tensor.name, ()) if op.name in ancestors]
+                if any(name in gradients.variables for gradients in self.gradients.values()):
                     continue
                 if consumers and len(self.updates[name]) == 1 and all(op.looks_up(tensor) for op in consumers):
-                    found[name] = tuple(op.name for op in consumers)
-        return found
+                    result[name] = tuple(op.name for op in consumers)
+        return result
 
     @cached_property
     def lookup_operators(self) -> frozenset[str]:
@@ -322,40 +322,40 @@ class Graph:
     def parameter_bytes(self) -> int:
         return sum(op.result.mem_bytes for op in self.variables if op.is_trainable)
 
-    def ancestors(self, tensors: Iterable[Tensor], controls: Iterable[str] = (), given: Container[str] = ()) -> set[str]:
+    def ancestors(self, tensors: Iterable[Tensor], controls: Iterable[str] = (), inputs: Container[str] = ()) -> set[str]:
         """Return the names of the operators that compute these tensors and controls, and of all operators that those need.
 
-        Tensors named in ``given`` need nothing.
+        Tensors named in ``inputs`` need nothing.
         """
-        found: set[str] = set()
-        pending = [self.producers[tensor.name].name for tensor in tensors if tensor.name not in given] + list(controls)
+        result: set[str] = set()
+        pending = [self.producers[tensor.name].name for tensor in tensors if tensor.name not in inputs] + list(controls)
         while pending:
             name = pending.pop()
-            if name in found or name in self.train_steps:
+            if name in result or name in self.train_steps:
                 continue
-            found.add(name)
+            result.add(name)
             op = self.operators[name]
             if op.type == GRADIENT:
-                taken = self.gradients[op.attrs["of"]]
-                pending += [self.producers[taken.loss.name].name] if taken.loss.name not in given else []
-            pending += [self.producers[tensor.name].name for _, tensor in op.operands if tensor.name not in given]
+                gradients = self.gradients[op.attrs["of"]]
+                pending += [self.producers[gradients.loss.name].name] if gradients.loss.name not in inputs else []
+            pending += [self.producers[tensor.name].name for _, tensor in op.operands if tensor.name not in inputs]
             pending += op.controls
             if op.updates is not None:
                 pending.append(op.updates)
-        return found
+        return result
 
-    def operators_of(self, step: TrainStep, given: Container[str] = ()) -> set[str]:
-        """Return the names of the operators that a training step runs. Tensors named in ``given`` need nothing."""
+    def operators_of(self, step: TrainStep, inputs: Container[str] = ()) -> set[str]:
+        """Return the names of the operators that a training step runs. Tensors named in ``inputs`` need nothing."""
         loss = [] if step.loss is None else [step.loss]
         counter = [step.step_counter] if step.step_counter else []
         tensors = [*loss, *step.gradients, *step.optimizer.tensors]
-        return self.ancestors(tensors, [*step.controls, *step.variables, *counter], given)
+        return self.ancestors(tensors, [*step.controls, *step.variables, *counter], inputs)
 
     @cached_property
     def step_operators(self) -> tuple[Operator, ...]:
         """The operators that the training steps run, in topological order."""
-        needed = {name for step in self.train_steps.values() for name in self.operators_of(step)}
-        return tuple(op for op in self.operators.values() if op.name in needed)
+        names = {name for step in self.train_steps.values() for name in self.operators_of(step)}
+        return tuple(op for op in self.operators.values() if op.name in names)
 
     @property
     def batch(self) -> int | None:
@@ -377,8 +377,8 @@ class Graph:
             inputs = [tensor and tensor.name for tensor in op.inputs]
             text.update(repr((op.name, op.type, inputs, op.outputs, attrs, statics, op.updates)).encode())
         for _, step in sorted(self.train_steps.items()):
-            what = (step.name, step.loss, step.variables, step.optimizer.structure, step.step_counter, step.controls)
-            text.update(repr((*what, step.gradients, step.of) if step.gradients or step.of else what).encode())
+            record = (step.name, step.loss, step.variables, step.optimizer.structure, step.step_counter, step.controls)
+            text.update(repr((*record, step.gradients, step.of) if step.gradients or step.of else record).encode())
         if self.gradients:
             text.update(repr(sorted(self.gradients.items())).encode())
         return text.hexdigest()[:16]
@@ -391,6 +391,6 @@ class Graph:
 
     def __str__(self) -> str:
         lines = [str(op) for op in self.operators.values()]
-        lines += [f"{each.name}: gradients of {each.loss.name}" for each in self.backward_passes]
+        lines += [f"{backward_pass.name}: gradients of {backward_pass.loss.name}" for backward_pass in self.backward_passes]
         lines += [f"{step.name}: {step.optimizer}" for step in self.train_steps.values()]
         return "\n".join(lines)

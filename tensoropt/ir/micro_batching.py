@@ -32,8 +32,8 @@ class MicroBatch:
 
     def of(self, value: np.ndarray, dimension: int) -> np.ndarray:
         """Return the micro-batch's part of a full batch's array."""
-        found: np.ndarray = np.take(value, self.indices(value.shape[dimension]), dimension)
-        return found
+        part: np.ndarray = np.take(value, self.indices(value.shape[dimension]), dimension)
+        return part
 
     def makes(self, tensor: Tensor) -> bool:
         """Return whether each micro-batch computes its own part of a tensor, and not the step once for all of them."""

@@ -39,8 +39,8 @@ class Classic:
     @property
     def structure(self) -> str:
         """Return, as text, all that a plan depends on: the kind and which hyperparameters are recorded, not the numbers."""
-        shown = [(key, value if isinstance(value, Tensor) else None) for key, value in self.hyperparameters]
-        return f"{self.kind} {shown}"
+        hyperparameters = [(key, value if isinstance(value, Tensor) else None) for key, value in self.hyperparameters]
+        return f"{self.kind} {hyperparameters}"
 
     @property
     def numbers(self) -> str:
@@ -58,8 +58,8 @@ class Classic:
 
     def imported(self, convert: Callable[[Any], Tensor]) -> Classic:
         """Return the same optimizer with imported tensors in place of recorded ones."""
-        imported = ((key, convert(value) if hasattr(value, "op") else float(value)) for key, value in self.hyperparameters)
-        return Classic(self.kind, tuple(imported))
+        values = ((key, convert(value) if hasattr(value, "op") else float(value)) for key, value in self.hyperparameters)
+        return Classic(self.kind, tuple(values))
 
     def __str__(self) -> str:
         return self.kind

@@ -34,9 +34,9 @@ def _apply(
     is_rows = isinstance(gradient, tf.IndexedSlices)
     if kind == "adam":
         # Dense also for rows: in rows that weren't looked up the averages decay and the values change, too.
-        handles = {slot: held.handle for slot, held in slots.items()}
-        given = {("lr" if key == "learning_rate" else key): value for key, value in numbers.items()}
-        tf.raw_ops.ResourceApplyAdam(var=variable.handle, grad=tf.convert_to_tensor(gradient), **handles, **given)
+        handles = {slot: slot_variable.handle for slot, slot_variable in slots.items()}
+        arguments = {("lr" if key == "learning_rate" else key): value for key, value in numbers.items()}
+        tf.raw_ops.ResourceApplyAdam(var=variable.handle, grad=tf.convert_to_tensor(gradient), **handles, **arguments)
         return
     rate = numbers["learning_rate"]
     if is_rows:

@@ -76,14 +76,14 @@ def named_variables(optimizer: KerasBase) -> dict[str, Any]:
 
     They lack the optimizer's own name, and names that Keras numbers throughout a program.
     """
-    inner, found = inner_of(optimizer), {}
-    of_inner = {id(each) for each in inner.variables} if inner is not optimizer else set()
-    held = {id(value): key.strip("_") for key, value in reversed(list(vars(inner).items()))}
+    inner, result = inner_of(optimizer), {}
+    of_inner = {id(v) for v in inner.variables} if inner is not optimizer else set()
+    attributes = {id(value): key.strip("_") for key, value in reversed(list(vars(inner).items()))}
     for k, variable in enumerate(optimizer.variables):
-        name = variable.path.partition("/")[2] or held.get(id(variable), variable.path.strip("_"))
+        name = variable.path.partition("/")[2] or attributes.get(id(variable), variable.path.strip("_"))
         name = ("inner/" if id(variable) in of_inner else "") + name
-        found[f"{name}_{k}" if name in found else name] = variable
-    return found
+        result[f"{name}_{k}" if name in result else name] = variable
+    return result
 
 
 def fresh_copy(optimizer: KerasBase, kinds: dict[Any, Any] | None = None) -> KerasBase:
@@ -121,13 +121,13 @@ def fresh_copy(optimizer: KerasBase, kinds: dict[Any, Any] | None = None) -> Ker
 
 def settings_of(optimizer: KerasBase) -> dict[str, Any]:
     """Return the plain attributes by which an optimizer computes, and its learning rate if that is a schedule."""
-    found = {
+    settings = {
         key: value
         for key, value in vars(optimizer).items()
         if not key.startswith("_") and key not in _OF_LIFE and isinstance(value, (int, float, str, bool, type(None)))
     }
     rate = getattr(optimizer, "_learning_rate", None)
-    return found if rate is None or isinstance(rate, keras.Variable) else {**found, "learning_rate": rate}
+    return settings if rate is None or isinstance(rate, keras.Variable) else {**settings, "learning_rate": rate}
 
 
 def build_variables(
@@ -141,14 +141,14 @@ def build_variables(
 
     def recording(reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
         """Make a variable, and note the parameter that it is made for."""
-        made = add(reference_variable, *args, **kwargs)
-        owners[id(made)] = indices[id(reference_variable)]
-        return made
+        new = add(reference_variable, *args, **kwargs)
+        owners[id(new)] = indices[id(reference_variable)]
+        return new
 
     _build_with(optimizer, variables, recording)
     decays = {inner._var_key(variable): parameter.decays for variable, parameter in zip(variables, parameters, strict=True)}
     inner._use_weight_decay = lambda variable: decays[inner._var_key(variable)]
-    return tuple(OptimizerVariable(each, owners.get(id(each))) for each in optimizer.variables)
+    return tuple(OptimizerVariable(v, owners.get(id(v))) for v in optimizer.variables)
 
 
 def slots_of(optimizer: KerasBase, parameters: Sequence[Parameter]) -> tuple[int, ...]:
@@ -159,19 +159,19 @@ def slots_of(optimizer: KerasBase, parameters: Sequence[Parameter]) -> tuple[int
     """
     copy = fresh_copy(optimizer)
     add = inner_of(copy).add_variable_from_reference
-    values = {rank: tf.Variable(tf.zeros((1,) * rank)) for rank in {len(each.shape) for each in parameters}}
-    tiny = [ShardVariable(values[len(each.shape)], (1,) * len(each.shape), each) for each in parameters]
+    values = {rank: tf.Variable(tf.zeros((1,) * rank)) for rank in {len(parameter.shape) for parameter in parameters}}
+    tiny = [ShardVariable(values[len(parameter.shape)], (1,) * len(parameter.shape), parameter) for parameter in parameters]
     indices = {id(shard): index for index, shard in enumerate(tiny)}
     counts = [0] * len(parameters)
-    made: dict[tuple[int, str], Any] = {}
+    variable_of: dict[tuple[int, str], Any] = {}
 
     def counting(reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
         """Count a request for a variable; make it unless one alike has been made."""
         counts[indices[id(reference_variable)]] += 1
         kind = len(reference_variable.shape), repr((args, sorted(kwargs.items())))
-        if kind not in made:
-            made[kind] = add(reference_variable, *args, **kwargs)
-        return made[kind]
+        if kind not in variable_of:
+            variable_of[kind] = add(reference_variable, *args, **kwargs)
+        return variable_of[kind]
 
     _build_with(copy, tiny, counting)
     return tuple(counts)
@@ -193,13 +193,13 @@ class OnRank:
 
     Attributes:
         copy: the optimizer.
-        updated: the shards that it updates.
-        made: the variables that it made.
+        shards: those that it updates.
+        variables: those that it made.
     """
 
     copy: KerasBase
-    updated: tuple[ShardVariable, ...]
-    made: tuple[OptimizerVariable, ...]
+    shards: tuple[ShardVariable, ...]
+    variables: tuple[OptimizerVariable, ...]
 
     @property
     def inner(self) -> KerasBase:

@@ -44,7 +44,7 @@ def fault_of(optimizer: KerasBase) -> str:
     Raises:
         InputError: the optimizer's updates are random, so that no two ranks would agree.
     """
-    return _found_by(_cutting, optimizer)
+    return _fault_found_by(_fault_when_cut, optimizer)
 
 
 def mixing_of(optimizer: KerasBase) -> str:
@@ -52,10 +52,10 @@ def mixing_of(optimizer: KerasBase) -> str:
 
     A norm over all gradients that is Keras's own doesn't count, since sums replace it.
     """
-    return _found_by(_parting, optimizer)
+    return _fault_found_by(_fault_when_parted, optimizer)
 
 
-def _found_by(experiment: Callable[[KerasBase], str], optimizer: KerasBase) -> str:
+def _fault_found_by(experiment: Callable[[KerasBase], str], optimizer: KerasBase) -> str:
     """Return what an experiment finds, which is made once for each class and configuration of optimizers."""
     if type(optimizer) in _ELEMENTWISE:
         return ""
@@ -68,7 +68,7 @@ def _found_by(experiment: Callable[[KerasBase], str], optimizer: KerasBase) -> s
     return _found[key]
 
 
-def _cutting(optimizer: KerasBase) -> str:
+def _fault_when_cut(optimizer: KerasBase) -> str:
     """Return where updates of halves differ from the undivided update, as text; empty where they don't.
 
     Raises:
@@ -84,18 +84,18 @@ def _cutting(optimizer: KerasBase) -> str:
     for dim in range(len(_SHAPES[-1])):
         halves = [_updated(optimizer, partial(_half, dim=dim, half=half)) for half in (0, 1)]
         expected = [[_half(value, dim, half) if value.ndim else value for value in whole] for half in (0, 1)]
-        if any(_differs(want, got) for want, got in zip(expected, halves, strict=True)):
+        if any(_differs(expected_half, half) for expected_half, half in zip(expected, halves, strict=True)):
             rank = "vector" if dim == 0 else "matrix"
             return f"its update of a {rank} differs from that of the halves, cut along dimension {dim}"
     return ""
 
 
-def _parting(optimizer: KerasBase) -> str:
+def _fault_when_parted(optimizer: KerasBase) -> str:
     """Return that updates of some parameters differ from the update of all; an empty text where they don't."""
-    together, n = _updated(optimizer, lambda value: value), len(_SHAPES)
-    apart = [_updated(optimizer, lambda value: value, kept) for kept in (slice(0, 2), slice(2, n))]
-    values = [value for part, kept in zip(apart, (2, n - 2), strict=True) for value in part[:kept]]
-    return "its update of a parameter depends on other parameters" if _differs(together[:n], values) else ""
+    whole, n = _updated(optimizer, lambda value: value), len(_SHAPES)
+    parts = [_updated(optimizer, lambda value: value, part) for part in (slice(0, 2), slice(2, n))]
+    values = [value for part, n_own in zip(parts, (2, n - 2), strict=True) for value in part[:n_own]]
+    return "its update of a parameter depends on other parameters" if _differs(whole[:n], values) else ""
 
 
 def starts_from_values(optimizer: KerasBase) -> bool:
@@ -106,8 +106,8 @@ def starts_from_values(optimizer: KerasBase) -> bool:
             value = np.full((2, 2), start, np.float32)
             parameters = [Parameter("experiment/kernel", value.shape)]
             shard = ShardVariable(tf.Variable(value), value.shape, parameters[0])
-            made = build_variables(fresh_copy(optimizer), [shard], parameters)
-            first.append([np.asarray(each.variable) for each in made])
+            variables = build_variables(fresh_copy(optimizer), [shard], parameters)
+            first.append([np.asarray(v.variable) for v in variables])
     return _differs(*first)
 
 
@@ -116,35 +116,35 @@ def _half(value: np.ndarray, dim: int, half: int) -> np.ndarray:
     return np.array_split(value, 2, axis=min(dim, value.ndim - 1))[half]
 
 
-def _differs(expected: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> bool:
+def _differs(expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> bool:
     """Return whether two lists of arrays differ in shapes or bits.
 
     Bits are compared so that what is not a number equals itself. A variable that isn't cut along with its parameter differs
     in its shape.
     """
-    return any(a.shape != b.shape or a.tobytes() != b.tobytes() for a, b in zip(expected, got, strict=True))
+    return any(a.shape != b.shape or a.tobytes() != b.tobytes() for a, b in zip(expected, actual, strict=True))
 
 
-def _updated(optimizer: KerasBase, cut: Callable[[np.ndarray], np.ndarray], kept: slice = slice(None)) -> list[np.ndarray]:
+def _updated(optimizer: KerasBase, cut: Callable[[np.ndarray], np.ndarray], part: slice = slice(None)) -> list[np.ndarray]:
     """Return the parameters and the optimizer's variables after several steps.
 
     Args:
         cut: cuts the parameters, and the gradients of each step.
-        kept: which of the parameters are updated.
+        part: which of the parameters are updated.
     """
     copy = fresh_copy(optimizer)
     if is_taken_over(optimizer):
         copy.clipnorm = copy.global_clipnorm = copy.gradient_accumulation_steps = None
     copy.loss_scale_factor = None
     rng = np.random.default_rng(1)
-    values = [rng.normal(size=shape).astype(np.float32) for shape in _SHAPES][kept]
+    values = [rng.normal(size=shape).astype(np.float32) for shape in _SHAPES][part]
     parameters = [Parameter(f"experiment/kernel_{value.ndim}", value.shape) for value in values]
     shards = [cut(value) for value in values]
-    variables = [ShardVariable(tf.Variable(v), v.shape, each) for v, each in zip(shards, parameters, strict=True)]
-    made = build_variables(copy, variables, parameters)
+    variables = [ShardVariable(tf.Variable(v), v.shape, parameter) for v, parameter in zip(shards, parameters, strict=True)]
+    states = build_variables(copy, variables, parameters)
     for gradients in _gradients(rng):
-        copy.apply([tf.constant(cut(gradient)) for gradient in gradients[kept]], variables)
-    return [np.asarray(variable) for variable in (*variables, *(each.variable for each in made))]
+        copy.apply([tf.constant(cut(gradient)) for gradient in gradients[part]], variables)
+    return [np.asarray(variable) for variable in (*variables, *(state.variable for state in states))]
 
 
 def _gradients(rng: np.random.Generator) -> Iterator[list[Any]]:

@@ -31,37 +31,37 @@ class Completing:
 
     Attributes:
         optimizer: the optimizer, as a value.
-        on: the optimizer's copies, one for each rank.
+        on_ranks: the optimizer's copies, one for each rank.
         sums: completes sums over all shards.
         emission: emits into the graph that is being built.
     """
 
     optimizer: KerasOptimizer
-    on: Sequence[OnRank]
+    on_ranks: Sequence[OnRank]
     sums: Sums
     emission: Emission
 
-    def seen(self, by_rank: Sequence[Gradients]) -> list[list[Gradient | None]]:
+    def as_clipped(self, by_rank: Sequence[Gradients]) -> list[list[Gradient | None]]:
         """Return gradients as Keras clips them: for each rank those of all parameters, None for one that has none."""
-        return [_as_clipped(on, gradients) for on, gradients in zip(self.on, by_rank, strict=True)]
+        return [_as_clipped(on_rank, gradients) for on_rank, gradients in zip(self.on_ranks, by_rank, strict=True)]
 
     @contextmanager
-    def completed(self, seen: Sequence[Gradients], totals: Values | None) -> Iterator[None]:
+    def completed(self, as_clipped: Sequence[Gradients], totals: Values | None) -> Iterator[None]:
         """Return a context in which the copies' updates use sums over all shards.
 
         Args:
-            seen: the gradients, as :meth:`seen` returns them.
+            as_clipped: the gradients, as :meth:`as_clipped` returns them.
             totals: the sums of :meth:`totals`, over all stages.
         """
         with ExitStack() as replaced:
             if totals is not None:
-                for on, of_rank, gradients in zip(self.on, totals, seen, strict=True):
-                    replaced.enter_context(self._replaced(on, of_rank, gradients))
+                for on_rank, of_rank, gradients in zip(self.on_ranks, totals, as_clipped, strict=True):
+                    replaced.enter_context(self._replaced(on_rank, of_rank, gradients))
             if self.optimizer.is_lamb:
-                self._give_ratios(seen)
+                self._give_ratios(as_clipped)
             yield
 
-    def totals(self, seen: Sequence[Gradients], by_rank: Sequence[Gradients]) -> Values | None:
+    def totals(self, as_clipped: Sequence[Gradients], by_rank: Sequence[Gradients]) -> Values | None:
         """Return a vector for each rank: sums of squares for clipping, then the number of elements that aren't finite.
 
         Return None if the update needs none of these. Of a part of the parameters it is their sums alone.
@@ -69,7 +69,7 @@ class Completing:
         if not self.optimizer.n_clipping and not self.optimizer.scales_dynamically:
             return None
         vectors = []
-        for rank, clipped, raw in zip(self.sums.ranks, seen, by_rank, strict=True):
+        for rank, clipped, raw in zip(self.sums.ranks, as_clipped, by_rank, strict=True):
             parts = []
             if self.optimizer.n_clipping:
                 squares = self._local(clipped, square_sum, rank)
@@ -85,54 +85,54 @@ class Completing:
         return self.sums.local([None if value is None else measure(values_of(value), dtype) for value in values], rank)
 
     @contextmanager
-    def _replaced(self, on: OnRank, totals: tf.Tensor, gradients: Gradients) -> Iterator[None]:
+    def _replaced(self, on_rank: OnRank, totals: tf.Tensor, gradients: Gradients) -> Iterator[None]:
         """Return a context in which a copy's clipping, and its check for finite gradients, use the completed sums."""
         replaced: list[tuple[Any, str]] = []
         if self.optimizer.n_clipping:
             squares = tf.unstack(totals[: self.optimizer.n_clipping])
             if self.optimizer.inner.clipnorm:
-                squares = [each for each, gradient in zip(squares, gradients, strict=True) if gradient is not None]
-            on.inner._clip_gradients = partial(_clipped, on.inner, squares=squares)
-            replaced.append((on.inner, "_clip_gradients"))
+                squares = [square for square, gradient in zip(squares, gradients, strict=True) if gradient is not None]
+            on_rank.inner._clip_gradients = partial(_clipped, on_rank.inner, squares=squares)
+            replaced.append((on_rank.inner, "_clip_gradients"))
         if self.optimizer.scales_dynamically:
             is_finite = tf.equal(totals[-1], 0)
-            on.copy.check_finite = lambda gradients: is_finite
-            replaced.append((on.copy, "check_finite"))
+            on_rank.copy.check_finite = lambda gradients: is_finite
+            replaced.append((on_rank.copy, "check_finite"))
         try:
             yield
         finally:
             for holder, name in replaced:
                 delattr(holder, name)
 
-    def _give_ratios(self, seen: Sequence[Gradients]) -> None:
+    def _give_ratios(self, as_clipped: Sequence[Gradients]) -> None:
         """Complete the norms of LAMB, and give each copy its ratios."""
         n, vectors = len(self.optimizer.parameters), []
-        for on, rank, gradients in zip(self.on, self.sums.ranks, seen, strict=True):
-            lamb = on.inner
+        for on_rank, rank, gradients in zip(self.on_ranks, self.sums.ranks, as_clipped, strict=True):
+            lamb = on_rank.inner
             assert isinstance(lamb, LambOnShards)
             clipped = iter(lamb._clip_gradients([gradient for gradient in gradients if gradient is not None]))
             pairs = []
-            for gradient, variable in zip(gradients, (shard.value for shard in on.updated), strict=True):
+            for gradient, variable in zip(gradients, (shard.value for shard in on_rank.shards), strict=True):
                 is_updated = gradient is not None
                 direction = lamb.direction(next(clipped), variable)[2] if is_updated else None
                 pairs.append((lamb.decayed(variable) if is_updated else None, direction))
             vectors.append(tf.concat([self._local(values, square_sum, rank) for values in zip(*pairs, strict=True)], 0))
-        for on, totals in zip(self.on, self.sums.complete(vectors, self.emission), strict=True):
-            on.inner.ratios = {index: ratio_of(totals[index], totals[n + index]) for index in range(n)}
+        for on_rank, totals in zip(self.on_ranks, self.sums.complete(vectors, self.emission), strict=True):
+            on_rank.inner.ratios = {index: ratio_of(totals[index], totals[n + index]) for index in range(n)}
 
 
-def _as_clipped(on: OnRank, gradients: Gradients) -> list[Gradient | None]:
+def _as_clipped(on_rank: OnRank, gradients: Gradients) -> list[Gradient | None]:
     """Return gradients as Keras clips them: without the loss's scale, and averaged with those that were accumulated."""
-    inner = on.inner
-    scale = inner.loss_scale_factor if on.copy is inner else on.copy.dynamic_scale
-    steps, seen = inner.gradient_accumulation_steps, []
+    inner = on_rank.inner
+    scale = inner.loss_scale_factor if on_rank.copy is inner else on_rank.copy.dynamic_scale
+    steps, result = inner.gradient_accumulation_steps, []
     for index, gradient in enumerate(gradients):
         if gradient is not None and scale is not None:
             gradient = over_values(lambda value: value / tf.cast(scale, value.dtype), gradient)
         if gradient is not None and steps:
             gradient = (tf.convert_to_tensor(gradient) + inner._accumulated_gradients[index].value) / steps
-        seen.append(gradient)
-    return seen
+        result.append(gradient)
+    return result
 
 
 def _count_infinite(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
@@ -151,8 +151,8 @@ def _clipped(optimizer: KerasBase, gradients: Sequence[Gradient], squares: Seque
     if optimizer.clipnorm:
         limit = optimizer.clipnorm
         return [
-            over_values(partial(_by_norm, squares=each, limit=limit), gradient)
-            for gradient, each in zip(gradients, squares, strict=True)
+            over_values(partial(_by_norm, squares=sum_of_squares, limit=limit), gradient)
+            for gradient, sum_of_squares in zip(gradients, squares, strict=True)
         ]
     (total,) = squares
     # Gradients of rows become dense here, as in Keras.

@@ -63,16 +63,16 @@ class KerasOptimizer:
                     "policy 'mixed_bfloat16'"
                 )
         inner = inner_of(optimizer)
-        made = cls(optimizer, tuple(_parameter(inner, variable) for variable in variables))
-        if any(made.is_global) and starts_from_values(optimizer):
+        new = cls(optimizer, tuple(_parameter(inner, variable) for variable in variables))
+        if any(new.is_global) and starts_from_values(optimizer):
             raise InputError(
-                f"optimizer {type(inner).__name__} must see whole parameters ({made.fault or 'for their constraints'}), but "
+                f"optimizer {type(inner).__name__} must see whole parameters ({new.fault or 'for their constraints'}), but "
                 "its variables start from the parameters' values, of which no device has all; expected variables that start "
                 "from constants"
             )
-        if made.fault:
-            logger.info("optimizer %s updates whole parameters on every device: %s", type(inner).__name__, made.fault)
-        return made
+        if new.fault:
+            logger.info("optimizer %s updates whole parameters on every device: %s", type(inner).__name__, new.fault)
+        return new
 
     @property
     def inner(self) -> KerasBase:
@@ -101,8 +101,8 @@ class KerasOptimizer:
         That may be needed by the optimizer, or by the parameter's constraint.
         """
         return tuple(
-            bool(self.fault) or not (each.constraint is None or isinstance(each.constraint, _ELEMENTWISE_CONSTRAINTS))
-            for each in self.parameters
+            bool(self.fault) or not (p.constraint is None or isinstance(p.constraint, _ELEMENTWISE_CONSTRAINTS))
+            for p in self.parameters
         )
 
     @property
@@ -122,8 +122,8 @@ class KerasOptimizer:
     @cached_property
     def structure(self) -> str:
         """Return, as text, all that a plan depends on: the class, its variables and its communication, not the numbers."""
-        kept = f"{self._slots} {self.is_global} {self.sum_lengths} {self.takes_rows}{' if' * len(self.tensors)}"
-        return f"{type(self.source).__qualname__} {kept}"
+        properties = f"{self._slots} {self.is_global} {self.sum_lengths} {self.takes_rows}{' if' * len(self.tensors)}"
+        return f"{type(self.source).__qualname__} {properties}"
 
     @cached_property
     def kept(self) -> tuple[Any, ...]:

@@ -79,22 +79,22 @@ class RunningKeras:
 
         For a parameter that every device updates in full, the copy is built on a variable for all of it.
         """
-        shards, updated = self._shards, []
+        shards, variables = self._shards, []
         for n, parameter in enumerate(self._optimizer.parameters):
             tensor, variable = shards.tensors[n], shards.variables[n][i]
             if self._is_moved[n]:
                 zeros, name = tf.zeros(tensor.shape, tensor.dtype), f"{shards.names[n]}/whole"
                 variable = tf.Variable(zeros, trainable=False, name=name)
             shape = self._layouts[n].local_shape(tensor.shape, shards.ranks[i])
-            updated.append(ShardVariable(variable, shape, parameter))
-        copy = self._copied(updated)
-        return OnRank(copy[0], tuple(updated), copy[1])
+            variables.append(ShardVariable(variable, shape, parameter))
+        copy = self._copied(variables)
+        return OnRank(copy[0], tuple(variables), copy[1])
 
-    def _copied(self, updated: Sequence[ShardVariable]) -> tuple[KerasBase, tuple[OptimizerVariable, ...]]:
+    def _copied(self, variables: Sequence[ShardVariable]) -> tuple[KerasBase, tuple[OptimizerVariable, ...]]:
         """Return a fresh copy of the optimizer, built on these variables, and the variables that it made."""
         kinds = {keras.optimizers.Lamb: LambOnShards} if self._completes else {}
         copy = fresh_copy(self._optimizer.source, {**kinds, keras.optimizers.Adagrad: AdagradByRows})
-        return copy, build_variables(copy, updated, self._optimizer.parameters)
+        return copy, build_variables(copy, variables, self._optimizer.parameters)
 
     # State
 
@@ -127,10 +127,10 @@ class RunningKeras:
 
     def new_settings(self) -> dict[str, Any]:
         """Return the attributes that were set on the user's optimizer since they were last taken over."""
-        now = self._attributes()
-        if len(now) == len(self._seen) and all(map(operator.is_, now, self._seen)):
+        attributes = self._attributes()
+        if len(attributes) == len(self._seen) and all(map(operator.is_, attributes, self._seen)):
             return {}
-        self._seen = now
+        self._seen = attributes
         return {k: v for k, v in self._current_settings().items() if k not in self._settings or self._settings[k] != v}
 
     def take_over(self, settings: Mapping[str, Any]) -> None:
@@ -140,13 +140,13 @@ class RunningKeras:
             InputError: the optimizer would keep other variables, or needs other layouts.
         """
         for optimizer, copies in (
-            (self._optimizer.source, [on.copy for on in self._on]),
-            (self._optimizer.inner, [on.inner for on in self._on]),
+            (self._optimizer.source, [on_rank.copy for on_rank in self._on]),
+            (self._optimizer.inner, [on_rank.inner for on_rank in self._on]),
         ):
             for name in settings.keys() & {*vars(optimizer), "learning_rate"}:
-                for each in (optimizer, *copies):
-                    if name != "learning_rate" or each._learning_rate is not settings[name]:
-                        setattr(each, name, settings[name])
+                for instance in (optimizer, *copies):
+                    if name != "learning_rate" or instance._learning_rate is not settings[name]:
+                        setattr(instance, name, settings[name])
         changed = replace(self._optimizer)
         if changed.kept != self._kept:
             raise InputError(
@@ -160,29 +160,29 @@ class RunningKeras:
         """Return the optimizer's variables, in a fixed order."""
         shards, mesh = self._shards, self._layouts[0].mesh
         entries = []
-        for k, (name, each) in enumerate(zip(self._names, self._on[0].made, strict=True)):
-            variable, index = each.variable, each.parameter
-            of, shape = None, tuple(variable.shape)
+        for k, (name, state) in enumerate(zip(self._names, self._on[0].variables, strict=True)):
+            variable, index = state.variable, state.parameter
+            parameter, shape = None, tuple(variable.shape)
             layout = Layout.replicated(mesh, len(shape))
             if index is not None:
-                of, shape, layout = shards.names[index], shards.tensors[index].shape, self._layouts[index]
+                parameter, shape, layout = shards.names[index], shards.tensors[index].shape, self._layouts[index]
             key = f"{shards.step}/{name}"
-            per_rank = tuple(on.made[k].variable.value for on in self._on)
-            entries.append(StateEntry(key, shape, variable.dtype, layout, per_rank, shards.ranks, of, shards.step))
+            per_rank = tuple(on_rank.variables[k].variable.value for on_rank in self._on)
+            entries.append(StateEntry(key, shape, variable.dtype, layout, per_rank, shards.ranks, parameter, shards.step))
         return tuple(entries)
 
     @property
     def named(self) -> dict[str, tf.Variable]:
         """The optimizer's variables on the first rank of this process, by :func:`named_variables`."""
-        return {name: each.variable.value for name, each in zip(self._names, self._on[0].made, strict=True)}
+        return {name: state.variable.value for name, state in zip(self._names, self._on[0].variables, strict=True)}
 
     @property
     def averages(self) -> tuple[tuple[str, str], ...]:
         """The keys of each parameter and of its moving average; empty if the optimizer keeps none (``use_ema``)."""
         inner = self._on[0].inner
-        kept = {id(variable) for variable in inner._model_variables_moving_average} if inner.use_ema else set()
-        entries = zip(self._on[0].made, self.state(), strict=True)
-        return tuple((entry.parameter or "", entry.key) for each, entry in entries if id(each.variable) in kept)
+        ids = {id(variable) for variable in inner._model_variables_moving_average} if inner.use_ema else set()
+        entries = zip(self._on[0].variables, self.state(), strict=True)
+        return tuple((entry.parameter or "", entry.key) for state, entry in entries if id(state.variable) in ids)
 
     @property
     def is_always_applied(self) -> bool:
@@ -196,68 +196,68 @@ class RunningKeras:
             value: returns a parameter's global value by its name.
         """
         for n, is_moved in enumerate(self._is_moved):
-            for on in self._on if is_moved else ():
-                on.updated[n].value.assign(value(self._shards.names[n]))
+            for on_rank in self._on if is_moved else ():
+                on_rank.shards[n].value.assign(value(self._shards.names[n]))
         if self._without_data is None:
-            self._without_data = [self._traced_without_data(on) for on in self._on]
+            self._without_data = [self._traced_without_data(on_rank) for on_rank in self._on]
         for update in filter(None, self._without_data):
             update()
         self._write_whole()
 
-    def _traced_without_data(self, on: OnRank) -> Callable[[], Any] | None:
-        gradients = [tf.TensorSpec(each.value.shape, each.dtype) for each in on.updated]
-        return without_data(lambda *given: on.copy.apply(list(given), list(on.updated)), gradients)
+    def _traced_without_data(self, on_rank: OnRank) -> Callable[[], Any] | None:
+        gradients = [tf.TensorSpec(shard.value.shape, shard.dtype) for shard in on_rank.shards]
+        return without_data(lambda *values: on_rank.copy.apply(list(values), list(on_rank.shards)), gradients)
 
     def reset(self) -> None:
         """Give the optimizer's variables their first values again, for the parameters as they are now."""
-        for on in self._on:
-            for held, fresh in zip(on.made, self._copied(on.updated)[1], strict=True):
-                held.variable.assign(fresh.variable)
+        for on_rank in self._on:
+            for old, fresh in zip(on_rank.variables, self._copied(on_rank.shards)[1], strict=True):
+                old.variable.assign(fresh.variable)
 
     def finish(self) -> None:
         """Do what Keras's optimizer does when training ends: its averages may replace the parameters."""
         if not self._optimizer.inner.use_ema:
             return
-        for on in self._on:
-            on.copy.finalize_variable_values(list(on.updated))
+        for on_rank in self._on:
+            on_rank.copy.finalize_variable_values(list(on_rank.shards))
         self._write_whole()
 
     def _write_whole(self) -> None:
         """Write the parameters that every device updates in full to their shards."""
-        for i, on in enumerate(self._on):
+        for i, on_rank in enumerate(self._on):
             for n, is_moved in enumerate(self._is_moved):
                 if is_moved:
                     shard = shard_slices(self._shards.layouts[n], self._shards.tensors[n].shape, self._shards.ranks[i])
-                    self._shards.variables[n][i].assign(on.updated[n].value[shard])
+                    self._shards.variables[n][i].assign(on_rank.shards[n].value[shard])
 
     # A step
 
     def scaled(self, losses: Values) -> Values:
         """Return the losses as Keras's optimizer scales them."""
-        return [on.copy.scale_loss(loss) for on, loss in zip(self._on, losses, strict=True)]
+        return [on_rank.copy.scale_loss(loss) for on_rank, loss in zip(self._on, losses, strict=True)]
 
     def train(self, emission: Emission) -> PendingUpdate:
         """Emit the sums over gradients that the update needs; return the update."""
         self._read_global(emission)
-        moved = [self._gradients(n, emission) for n in range(len(emission.gradients))]
-        by_rank = [[group[i] if group else None for group in moved] for i in range(len(self._on))]
+        groups = [self._gradients(n, emission) for n in range(len(emission.gradients))]
+        by_rank = [[group[i] if group else None for group in groups] for i in range(len(self._on))]
         if not self._completes:
             return PendingUpdate(None, lambda sums: self._apply(by_rank, nullcontext(), emission))
         completing = Completing(self._optimizer, self._on, self._sums, emission)
-        seen = completing.seen(by_rank)
-        totals = completing.totals(seen, by_rank)
+        as_clipped = completing.as_clipped(by_rank)
+        totals = completing.totals(as_clipped, by_rank)
         if self._optimizer.sums_over_stages:
-            return PendingUpdate(totals, lambda sums: self._apply(by_rank, completing.completed(seen, sums), emission))
-        return PendingUpdate(None, lambda sums: self._apply(by_rank, completing.completed(seen, totals), emission))
+            return PendingUpdate(totals, lambda sums: self._apply(by_rank, completing.completed(as_clipped, sums), emission))
+        return PendingUpdate(None, lambda sums: self._apply(by_rank, completing.completed(as_clipped, totals), emission))
 
     def _apply(
-        self, by_rank: Sequence[Sequence[Gradient | None]], completed: AbstractContextManager[None], emission: Emission
+        self, by_rank: Sequence[Sequence[Gradient | None]], context: AbstractContextManager[None], emission: Emission
     ) -> None:
         """Emit Keras's update on each rank, in a context in which it knows the sums over all shards."""
-        with completed:
-            for on, gradients in zip(self._on, by_rank, strict=True):
-                pairs = [(g, shard) for g, shard in zip(gradients, on.updated, strict=True) if g is not None]
-                on.copy.apply(*map(list, zip(*pairs, strict=True)))
+        with context:
+            for on_rank, gradients in zip(self._on, by_rank, strict=True):
+                pairs = [(g, shard) for g, shard in zip(gradients, on_rank.shards, strict=True) if g is not None]
+                on_rank.copy.apply(*map(list, zip(*pairs, strict=True)))
         self._write_shards(emission)
 
     def _gradients(self, n: int, emission: Emission) -> Sequence[Gradient] | None:
@@ -278,14 +278,14 @@ class RunningKeras:
         for n, is_moved in enumerate(self._is_moved):
             if is_moved:
                 resharding = gather_resharding(self._shards.tensors[n], self._shards.layouts[n])
-                for on, global_value in zip(self._on, emission.reshard(resharding, emission.read(n)), strict=True):
-                    on.updated[n].value.assign(global_value)
+                for on_rank, global_value in zip(self._on, emission.reshard(resharding, emission.read(n)), strict=True):
+                    on_rank.shards[n].value.assign(global_value)
 
     def _write_shards(self, emission: Emission) -> None:
         """Write the values that every device updated in full back to the parameters, as shards."""
         for n, variables in enumerate(self._shards.variables):
             if self._is_moved[n]:
-                global_values = [on.updated[n].value.read_value() for on in self._on]
+                global_values = [on_rank.shards[n].value.read_value() for on_rank in self._on]
                 resharding = split_resharding(self._shards.tensors[n], self._shards.layouts[n])
                 for variable, shard in zip(variables, emission.reshard(resharding, global_values), strict=True):
                     variable.assign(shard)

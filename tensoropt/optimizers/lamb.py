@@ -60,5 +60,5 @@ class LambOnShards(keras.optimizers.Lamb):
 
 def ratio_of(parameter_squares: tf.Tensor, direction_squares: tf.Tensor) -> tf.Tensor:
     """Return the ratio of two norms, given their squares; 1 where either is zero."""
-    both = tf.logical_and(parameter_squares > 0, direction_squares > 0)
-    return tf.where(both, tf.sqrt(parameter_squares) / tf.sqrt(direction_squares), tf.ones_like(parameter_squares))
+    are_positive = tf.logical_and(parameter_squares > 0, direction_squares > 0)
+    return tf.where(are_positive, tf.sqrt(parameter_squares) / tf.sqrt(direction_squares), tf.ones_like(parameter_squares))

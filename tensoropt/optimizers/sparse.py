@@ -60,9 +60,9 @@ def slices_of(lookups: Sequence[tuple[tf.Tensor, tf.Tensor]], layout: Layout, sh
     """
     values = tf.concat([tf.reshape(gradient, [-1, *shape[1:]]) for gradient, _ in lookups], 0)
     # As in TensorFlow, indices are int64 where some are int32 and others int64.
-    kinds = {each.dtype for _, each in lookups}
+    kinds = {part.dtype for _, part in lookups}
     kind = tf.int64 if len(kinds) > 1 else next(iter(kinds))
-    indices = tf.concat([tf.cast(tf.reshape(each, [-1]), kind) for _, each in lookups], 0)
+    indices = tf.concat([tf.cast(tf.reshape(part, [-1]), kind) for _, part in lookups], 0)
     bounds = layout.bounds(shape, rank)
     if any(layout.splits[1:]):
         extents = opaque([-1, *(end - start for start, end in bounds[1:])], tf.int32)

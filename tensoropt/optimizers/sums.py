@@ -36,11 +36,11 @@ class Sums:
 
     def local(self, values: Sequence[tf.Tensor | None], rank: int) -> tf.Tensor:
         """Return one rank's sums, [parameters]; 0 for a shard that another replica counts, and for a value that is None."""
-        counted = [_is_counted(layout, rank) for layout in self.layouts]
+        is_counted = [_is_counted(layout, rank) for layout in self.layouts]
         zero = tf.zeros([], self.dtype)
         sums = tf.stack([zero if value is None else tf.cast(value, self.dtype) for value in values])
         # By selection and not by multiplication: infinity times zero is not a number.
-        return tf.where(tf.equal(opaque(np.asarray(counted, np.int32), tf.int32), 1), sums, tf.zeros_like(sums))
+        return tf.where(tf.equal(opaque(np.asarray(is_counted, np.int32), tf.int32), 1), sums, tf.zeros_like(sums))
 
     def complete(self, vectors: Values, emission: Emission) -> Values:
         """Return, on each rank of this process, the sum of the vectors of all ranks."""

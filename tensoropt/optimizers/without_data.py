@@ -20,24 +20,24 @@ def without_data(step: Callable[..., Any], data: Sequence[Any]) -> Callable[[], 
     Args:
         data: for each argument of the step a structure of specs, with None for the number of samples.
     """
-    traced = tf.function(step, autograph=False).get_concrete_function(*data)
-    graph, captured = traced.graph, {inner.op.name: outer for outer, inner in traced.graph.captures}
-    needing: set[str] = set()
+    function = tf.function(step, autograph=False).get_concrete_function(*data)
+    graph, captured = function.graph, {inner.op.name: outer for outer, inner in function.graph.captures}
+    dependents: set[str] = set()
     writes = []
     for op in graph.get_operations():  # in an order in which they may run
         before = (*(tensor.op for tensor in op.inputs), *op.control_inputs)
         is_data = op.type == "Placeholder" and op.name not in captured
-        if is_data or any(each.name in needing for each in before):
-            needing.add(op.name)
+        if is_data or any(operand.name in dependents for operand in before):
+            dependents.add(op.name)
         elif op.type not in (*_READS, "Placeholder") and any(tensor.dtype == tf.resource for tensor in op.inputs):
             writes.append(op.name)
     if not writes:
         return None
-    used = tf.compat.v1.graph_util.extract_sub_graph(graph.as_graph_def(), writes)
+    subgraph = tf.compat.v1.graph_util.extract_sub_graph(graph.as_graph_def(), writes)
 
     def again() -> None:
-        names = [node.name for node in used.node if node.name in captured]
-        given = {name: tf.compat.v1.get_default_graph().capture(captured[name]) for name in names}
-        tf.graph_util.import_graph_def(used, input_map=given, name="")
+        names = [node.name for node in subgraph.node if node.name in captured]
+        inputs = {name: tf.compat.v1.get_default_graph().capture(captured[name]) for name in names}
+        tf.graph_util.import_graph_def(subgraph, input_map=inputs, name="")
 
     return tf.function(again, autograph=False).get_concrete_function()

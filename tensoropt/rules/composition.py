@@ -76,11 +76,11 @@ class Composition:
         form, body = self.op.attrs[FORM], self.body
         if self.op.type == LOOP:
             return tuple(self._loop_borders(form))
-        given, read = body.inputs[: len(form.passed)], body.inputs[len(form.passed) :]
+        passed, others = body.inputs[: len(form.passed)], body.inputs[len(form.passed) :]
         return (
-            *(Border("result", j, tensor) for j, tensor in enumerate(given)),
-            *(Border("operand", form.passed[j], tensor) for j, tensor in enumerate(given)),
-            *(Border("operand", i, tensor) for i, tensor in zip(form.reads, read, strict=True)),
+            *(Border("result", j, tensor) for j, tensor in enumerate(passed)),
+            *(Border("operand", form.passed[j], tensor) for j, tensor in enumerate(passed)),
+            *(Border("operand", i, tensor) for i, tensor in zip(form.reads, others, strict=True)),
             *(Border("operand", i, tensor) for i, tensor in zip(form.into, body.outputs, strict=True)),
         )
 
@@ -128,11 +128,11 @@ class Composition:
     @cached_property
     def _candidates(self) -> dict[Node, str]:
         """The name of each class that a dimension of an operand belongs to, in the order of the operands."""
-        found: dict[Node, str] = {}
+        names: dict[Node, str] = {}
         for i, tensor in self.op.operands:
             for d in range(len(tensor.shape)):
-                found.setdefault(self.find(("operand", i, d)), f"d{len(found)}")
-        return found
+                names.setdefault(self.find(("operand", i, d)), f"d{len(names)}")
+        return names
 
     @cached_property
     def _extents(self) -> dict[str, list[int]]:
@@ -142,11 +142,11 @@ class Composition:
         for node in tuple(self._classes):  # finding a node may add one
             name = self._candidates.get(self.find(node))
             if name is not None:
-                kind, of, index = node
+                kind, name_in_body, index = node
                 if kind == "factor":
-                    extents.setdefault(name, []).append(self.rules[of].extents[index])
+                    extents.setdefault(name, []).append(self.rules[name_in_body].extents[index])
                 elif kind == "tensor":
-                    extents.setdefault(name, []).append(tensors[of].shape[index])
+                    extents.setdefault(name, []).append(tensors[name_in_body].shape[index])
         return extents
 
     @cached_property
@@ -189,8 +189,8 @@ class Composition:
 
     def inner(self, op: Operator, config: Config) -> tuple[Config, Interface]:
         """Return the config and the interface of an operator of the body under a config of the composite."""
-        given = (self.trials[name].given.get(op.name, NONE) if name else NONE for name in config.assignment)
-        inner = Config(config.mesh, tuple(given))
+        assignment = (self.trials[name].factors.get(op.name, NONE) if name else NONE for name in config.assignment)
+        inner = Config(config.mesh, tuple(assignment))
         return inner, interface_of(self.rules[op.name], inner)
 
     def input_layout(self, tensor: Tensor, config: Config) -> Layout:
@@ -225,14 +225,14 @@ class SplitTrial:
     Attributes:
         why_not: the reason why the class can't be split; empty if it can.
         states: whether a tensor of the body is SPLIT, WHOLE or PARTIAL then, by tensor name.
-        given: the factor or linear group to which an axis of the class is assigned in an operator of the body, by operator
+        factors: the factor or linear group to which an axis of the class is assigned in an operator of the body, by operator
             name.
     """
 
     def __init__(self, composition: Composition, root: Node) -> None:
         self.composition, self.root = composition, root
         self.states: dict[str, str] = {}
-        self.given: dict[str, str] = {}
+        self.factors: dict[str, str] = {}
         self.why_not = self._run()
 
     def _run(self) -> str:
@@ -260,12 +260,12 @@ class SplitTrial:
         if name in rule.inner or name in rule.completed or name in rule.halos or rule.minor_to.get(name):
             return f"{op.where()} would need a collective to split factor '{name}' of {rule}"
         for i, tensor in op.operands:
-            wanted = SPLIT if _has(rule.operands[i], name) else WHOLE
-            if self.states[tensor.name] != wanted:
-                return f"{op.where()} would need {tensor} {wanted} and gets it {self.states[tensor.name]}"
-        self.given[op.name] = name
+            state = SPLIT if _has_factor(rule.operands[i], name) else WHOLE
+            if self.states[tensor.name] != state:
+                return f"{op.where()} would need {tensor} {state} and gets it {self.states[tensor.name]}"
+        self.factors[op.name] = name
         for tensor, dims, summed in zip(op.outputs, rule.results, rule.summed, strict=True):
-            self.states[tensor.name] = SPLIT if _has(dims, name) else PARTIAL if name in summed else WHOLE
+            self.states[tensor.name] = SPLIT if _has_factor(dims, name) else PARTIAL if name in summed else WHOLE
         return ""
 
     def _without_factor(self, op: Operator, rule: Rule) -> str:
@@ -277,7 +277,7 @@ class SplitTrial:
         if partial and partial not in rule.linear:
             return f"{op.where()} isn't linear in {op.inputs[partial[0]]}, which would be a sum"
         if partial:
-            self.given[op.name] = f"+{rule.linear.index(partial)}"
+            self.factors[op.name] = f"+{rule.linear.index(partial)}"
         for tensor in op.outputs:
             self.states[tensor.name] = PARTIAL if partial else WHOLE
         return ""
@@ -308,6 +308,6 @@ class SplitTrial:
         return any(self.composition.find(("operand", position, d)) == self.root for d in range(rank))
 
 
-def _has(dims: Dims | None, name: str) -> bool:
+def _has_factor(dims: Dims | None, name: str) -> bool:
     """Return whether some dimension has a factor."""
     return dims is not None and any(name in names for names in dims)

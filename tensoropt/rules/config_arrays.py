@@ -20,13 +20,13 @@ class ConfigArrays:
     """K configs of a rule.
 
     Attributes:
-        given: int[K, axes], the number in ``names`` of the factor or linear group that each axis is assigned to.
+        assignments: int[K, axes], the number in ``names`` of the factor or linear group that each axis is assigned to.
     """
 
     rule: Rule
     configs: tuple[Config, ...]
     names: tuple[str, ...]
-    given: np.ndarray
+    assignments: np.ndarray
     _degrees: dict[str, Ints] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -34,16 +34,16 @@ class ConfigArrays:
         """Return the configs, of one mesh and at least one, as arrays."""
         names = (NONE, *rule.extents, *(f"+{group}" for group in range(len(rule.linear))))
         number = {name: i for i, name in enumerate(names)}
-        given = np.array([[number[name] for name in config.assignment] for config in configs], np.int16)
-        return cls(rule, tuple(configs), names, given.reshape(len(configs), -1))
+        assignments = np.array([[number[name] for name in config.assignment] for config in configs], np.int16)
+        return cls(rule, tuple(configs), names, assignments.reshape(len(configs), -1))
 
     def __len__(self) -> int:
         return len(self.configs)
 
     def has(self, name: str) -> Mask:
         """Return which axes are assigned to a factor or a linear group, bool[K, axes]."""
-        found: Mask = self.given == self.names.index(name)
-        return found
+        mask: Mask = self.assignments == self.names.index(name)
+        return mask
 
     def degree(self, name: str) -> Ints:
         """Return the number of blocks into which a factor is split, int64[K]."""
@@ -55,31 +55,31 @@ class ConfigArrays:
     def splits_any(self, names: Iterable[str]) -> Mask:
         """Return whether some axis is assigned to one of the names, bool[K]."""
         numbers = [self.names.index(name) for name in names]
-        found: Mask = np.isin(self.given, numbers).max(axis=1, initial=False)
-        return found
+        mask: Mask = np.isin(self.assignments, numbers).max(axis=1, initial=False)
+        return mask
 
     def local_points(self) -> Ints:
         """Return how many points of the product of all factors the device with the largest blocks computes, int64[K]."""
         blocks = [-(-extent // self.degree(name)) for name, extent in self.rule.extents.items()]
         if self.rule.points is not math.prod:
             of_configs = np.reshape(blocks, (len(blocks), len(self))).T.tolist()  # also where there are no factors
-            return np.array([self.rule.points(tuple(each)) for each in of_configs])
+            return np.array([self.rule.points(tuple(degrees)) for degrees in of_configs])
         return np.prod([np.ones(len(self), np.int64), *blocks], axis=0)
 
     def are_exchanged(self) -> Mask:
         """Return whether each config needs a halo exchange (:meth:`.Rule.exchanged`), bool[K]."""
-        found = np.zeros(len(self), bool)
+        mask = np.zeros(len(self), bool)
         for name, window in self.rule.halos.items():
             degrees = self.degree(name)
             for degree in np.unique(degrees).tolist():
                 if degree > 1 and not window.tiles(degree):
-                    found[degrees == degree] = True
-        return found
+                    mask[degrees == degree] = True
+        return mask
 
     def distinct_in(self, names: Iterable[str]) -> tuple[list[int], Ints]:
         """Return the index of the first of each kind of configs that are equal in these factors, and each one's kind."""
         numbers = [self.names.index(name) for name in names]
-        rows = np.where(np.isin(self.given, numbers), self.given, 0)
+        rows = np.where(np.isin(self.assignments, numbers), self.assignments, 0)
         _, first, kind = np.unique(rows, axis=0, return_index=True, return_inverse=True)
         return first.tolist(), kind.reshape(-1)
 
@@ -96,13 +96,13 @@ class Interfaces(Sequence[Interface]):
         self.numbers, self._n_configs = numbers, len(arrays)
         rule = arrays.rule
         groups = [f"+{group}" for group in range(len(rule.linear))]
-        bit = 1 << np.arange(numbers.n_axes, dtype=np.int64)
-        used = np.where(arrays.given != 0, bit, 0).sum(axis=1, dtype=np.int64)
+        bits = 1 << np.arange(numbers.n_axes, dtype=np.int64)
+        axes = np.where(arrays.assignments != 0, bits, 0).sum(axis=1, dtype=np.int64)
 
         def operand(position: int, dims: Dims) -> Shardings:
             partial = [group for group, positions in zip(groups, rule.linear, strict=True) if position in positions]
             layouts = numbers.of_places(_places(arrays, dims, partial), len(dims))
-            return Shardings(numbers, layouts, used & ~numbers.used_axes(layouts))
+            return Shardings(numbers, layouts, axes & ~numbers.used_axes(layouts))
 
         self.operands = tuple(None if dims is None else operand(i, dims) for i, dims in enumerate(rule.operands))
         self.results = tuple(
@@ -124,8 +124,8 @@ class Interfaces(Sequence[Interface]):
         if not 0 <= index < len(self):
             raise IndexError(index)
         return Interface(
-            tuple(None if each is None else each[index] for each in self.operands),
-            tuple(self.numbers.layout(int(each[index])) for each in self.results),
+            tuple(None if shardings is None else shardings[index] for shardings in self.operands),
+            tuple(self.numbers.layout(int(layouts[index])) for layouts in self.results),
         )
 
 
@@ -136,7 +136,7 @@ def _places(arrays: ConfigArrays, dims: Dims, partial: Iterable[str]) -> np.ndar
         dims: the factors of each of the tensor's dimensions; a dimension's axes come by factor, then in ascending order.
         partial: the factors and linear groups whose axes it is partial over.
     """
-    n_configs, n_axes = arrays.given.shape
+    n_configs, n_axes = arrays.assignments.shape
     places = np.full((n_configs, n_axes), IDLE, np.int16)
     for dim, names in enumerate(dims):
         n_before = np.zeros((n_configs, 1), np.int16)

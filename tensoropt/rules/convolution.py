@@ -27,7 +27,7 @@ def _windows(op: Operator, sizes: dict[str, int]) -> dict[str, Window]:
         sizes: the windows' size along each dimension.
     """
     image, attrs = op.operand(0), op.attrs
-    found = {}
+    windows = {}
     for position, role in enumerate(attrs["data_format"].lower()):
         if role in sizes:
             extent, count = image.shape[position], op.result.shape[position]
@@ -38,8 +38,8 @@ def _windows(op: Operator, sizes: dict[str, int]) -> dict[str, Window]:
                 before = max((count - 1) * stride + span - extent, 0) // 2
             elif attrs["padding"] == "EXPLICIT":
                 before = attrs["explicit_paddings"][2 * position]
-            found[role] = Window(sizes[role], stride, dilation, before, extent, count)
-    return found
+            windows[role] = Window(sizes[role], stride, dilation, before, extent, count)
+    return windows
 
 
 def _extents(op: Operator, sizes: dict[str, int]) -> dict[str, int]:
@@ -117,7 +117,7 @@ def pooling(op: Operator) -> Rule | str:
     data_format = op.attrs["data_format"]
     image = op.operand(0)
     if data_format not in FORMATS.get(len(image.shape), ()):
-        return f"only images in {', '.join(f for each in FORMATS.values() for f in each)} are split, not {data_format}"
+        return f"only images in {', '.join(f for formats in FORMATS.values() for f in formats)} are split, not {data_format}"
     of_role = dict(zip(data_format.lower(), op.attrs["ksize"], strict=True))
     if of_role.pop("n") != 1 or of_role.pop("c") != 1:
         return f"the window {op.attrs['ksize']} goes over batch or channels"

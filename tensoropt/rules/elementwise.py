@@ -66,8 +66,8 @@ def bitcast(op: Operator) -> Rule:
     """
     operand = op.operand(0)
     dims = own_dims(min(len(operand.shape), len(op.result.shape)))
-    both = [dims if len(tensor.shape) == len(dims) else (*dims, ()) for tensor in (operand, op.result)]
-    return make_rule(op, (both[0],), (both[1],))
+    dims_of = [dims if len(tensor.shape) == len(dims) else (*dims, ()) for tensor in (operand, op.result)]
+    return make_rule(op, (dims_of[0],), (dims_of[1],))
 
 
 @op_rule("AddN")

@@ -67,5 +67,5 @@ def _term_dims(term: str, tensor: Tensor, n_broadcast: int) -> Dims:
     before, _, after = term.partition("...")
     own = _n_broadcast(term, tensor)
     extents = tensor.shape[len(before) : len(before) + own]
-    between = tuple((f"e{n_broadcast - own + i}",) if extent > 1 else () for i, extent in enumerate(extents))
-    return (*((letter,) for letter in before), *between, *((letter,) for letter in after))
+    middle = tuple((f"e{n_broadcast - own + i}",) if extent > 1 else () for i, extent in enumerate(extents))
+    return (*((letter,) for letter in before), *middle, *((letter,) for letter in after))

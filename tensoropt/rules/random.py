@@ -42,7 +42,7 @@ def _elements(local: Shape, shape: Shape, rows: int) -> int:
     return math.prod(local[: rows + 1]) * math.prod(shape[rows + 1 :])
 
 
-def _drawn(shape: Shape, local: Shape) -> int:
+def _n_drawn(shape: Shape, local: Shape) -> int:
     """Return how many elements a rank draws from a key for a block of this shape."""
     return _elements(local, shape, rows_drawn(local, shape)) if shape else 1
 
@@ -52,7 +52,7 @@ def _drawn(shape: Shape, local: Shape) -> int:
 def drawn(op: Operator) -> Rule:
     operands = replicated_rule(op, "").operands
     rule = make_rule(op, operands, (own_dims(len(op.result.shape)),), flops_per_point=_FLOPS)
-    return replace(rule, points=partial(_drawn, op.result.shape))
+    return replace(rule, points=partial(_n_drawn, op.result.shape))
 
 
 @op_rule("StatelessRandomGetKeyCounter")

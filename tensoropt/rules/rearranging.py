@@ -30,9 +30,9 @@ def fourier_transform(op: Operator) -> Rule:
     return all_but(op, range(rank - (int(op.type[-2]) if op.type.endswith("D") else 1), rank))
 
 
-def _dimensions(given: np.ndarray, rank: int) -> set[int]:
+def _dimensions(axes: np.ndarray, rank: int) -> set[int]:
     """Return dimensions that may be given as negative numbers as numbers from 0."""
-    return {int(axis) % rank for axis in np.atleast_1d(given)}
+    return {int(axis) % rank for axis in np.atleast_1d(axes)}
 
 
 @op_rule("ReverseV2", static=(1,))
@@ -73,8 +73,8 @@ def between_space_and_batch(op: Operator) -> Rule:
     The batch of the small images is ordered by their place in a block first and by image last, so it can't be split.
     """
     blocks, rests = op.statics[1], op.statics[2]
-    moved = {i + 1 for i in range(len(blocks)) if blocks[i] > 1 or np.any(rests[i])}
-    return all_but(op, moved | ({0} if np.prod(blocks) > 1 else set()))
+    changed_dims = {i + 1 for i in range(len(blocks)) if blocks[i] > 1 or np.any(rests[i])}
+    return all_but(op, changed_dims | ({0} if np.prod(blocks) > 1 else set()))
 
 
 @op_rule("ExtractImagePatches")

@@ -27,28 +27,28 @@ def _dims(op: Operator) -> tuple[Dims, Dims]:
 
 @op_rule("Sum", "Mean", static=(1,))
 def summing(op: Operator) -> Rule:
-    dims, kept = _dims(op)
+    dims, result = _dims(op)
     # A mean of integers must be rounded only once, at the end, so its reduced dimensions can't be split.
     rounds = op.type == "Mean" and not op.result.is_float
     fixed = {f"d{i}" for i in reduced_dimensions(op)} if rounds else ()
-    return make_rule(op, (dims, None), (kept,), fixed=fixed, linear=FIRST)
+    return make_rule(op, (dims, None), (result,), fixed=fixed, linear=FIRST)
 
 
 @op_rule("Max", "Min", static=(1,))
 def extremal(op: Operator) -> Rule:
-    dims, kept = _dims(op)
+    dims, result = _dims(op)
     reduced = {f"d{i}" for i in reduced_dimensions(op)}
     # The special lowering of a split maximum returns it as a partial sum, which integers can't be.
     if not op.result.is_float:
-        return make_rule(op, (dims, None), (kept,), fixed=reduced)
-    return make_rule(op, (dims, None), (kept,), inner=reduced, flops_per_point=3.0)
+        return make_rule(op, (dims, None), (result,), fixed=reduced)
+    return make_rule(op, (dims, None), (result,), inner=reduced, flops_per_point=3.0)
 
 
 @op_rule("Prod", "All", "Any", "EuclideanNorm", "ArgMax", "ArgMin", static=(1,))
 def unsplit(op: Operator) -> Rule:
     """Return the rule of a reduction whose reduced dimensions can't be split."""
-    dims, kept = _dims(op)
-    return make_rule(op, (dims, None), (kept,), fixed={f"d{i}" for i in reduced_dimensions(op)})
+    dims, result = _dims(op)
+    return make_rule(op, (dims, None), (result,), fixed={f"d{i}" for i in reduced_dimensions(op)})
 
 
 @op_rule("L2Loss")

@@ -60,10 +60,10 @@ def rule_of(op: Operator) -> Rule:
 
     If there is none, return the rule of a replicated operator, whose ``without`` says why.
     """
-    known = _KNOWN.get(op)
-    if known is None:
-        known = _KNOWN[op] = _found(op)
-    return known
+    rule = _KNOWN.get(op)
+    if rule is None:
+        rule = _KNOWN[op] = _new_rule(op)
+    return rule
 
 
 def rule_in_micro_batches(op: Operator, n_micro_batches: int, n_devices: int) -> Rule:
@@ -81,15 +81,15 @@ def rule_in_micro_batches(op: Operator, n_micro_batches: int, n_devices: int) ->
     return replace(rule, spread="")
 
 
-def _found(op: Operator) -> Rule:
+def _new_rule(op: Operator) -> Rule:
     if op.type in SOURCES:
-        dims, loaded = own_dims(len(op.result.shape)), op.attrs.get(LOADED)
-        if loaded == GATHERED:
+        dims, source = own_dims(len(op.result.shape)), op.attrs.get(LOADED)
+        if source == GATHERED:
             return make_rule(op, (), (dims,), fixed=[name for (name,) in dims], flops_per_point=0.0)
-        return make_rule(op, (), (dims,), spread="d0" if loaded else "", flops_per_point=0.0)
+        return make_rule(op, (), (dims,), spread="d0" if source else "", flops_per_point=0.0)
     if op.type not in _RULES:
         return replicated_rule(op, f"operator type {op.type} has no rule")
     if any(op.inputs[i] is not None for i in static_positions(op.type, len(op.inputs))):
         return replicated_rule(op, f"an input of {op.type} that steers it isn't a constant")
-    found = _RULES[op.type](op)
-    return replicated_rule(op, found) if isinstance(found, str) else found
+    rule = _RULES[op.type](op)
+    return replicated_rule(op, rule) if isinstance(rule, str) else rule

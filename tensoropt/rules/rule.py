@@ -172,27 +172,27 @@ def make_rule(
     """
     tensors = [(op.inputs[i], dims) for i, dims in enumerate(operands) if dims is not None]
     tensors += list(zip(op.outputs, results, strict=False))
-    known = dict(extents or {})
+    sizes = dict(extents or {})
     for tensor, dims in tensors:
         assert tensor is not None
         if len(dims) != len(tensor.shape):
             raise ValueError(f"rule of {op.where()}: {_dims_text(dims)} doesn't have the dimensions of {tensor}")
         for names, extent in zip(dims, tensor.shape, strict=True):
             if len(names) == 1:
-                known.setdefault(names[0], extent)
+                sizes.setdefault(names[0], extent)
     even = {
         name
         for tensor, dims in tensors
         if tensor is not None
         for names, extent in zip(dims, tensor.shape, strict=True)
         for name in names
-        if known[name] != extent and name not in (halos or {})
+        if sizes[name] != extent and name not in (halos or {})
     }
     is_float = all(tensor.is_float for tensor in op.outputs)
     return Rule(
         operands=operands,
         results=results,
-        extents=known,
+        extents=sizes,
         even=frozenset(even),
         **{kind: frozenset(names) for kind, names in factors.items()},  # type: ignore[arg-type]
         linear=linear if is_float else (),
@@ -202,10 +202,10 @@ def make_rule(
     )
 
 
-def replicated_rule(op: Operator, why: str) -> Rule:
-    """Return the rule of an operator that runs replicated on every device; ``why`` is the reason."""
+def replicated_rule(op: Operator, reason: str) -> Rule:
+    """Return the rule of an operator that runs replicated on every device; ``reason`` says why."""
     operands = tuple(None if tensor is None else ((),) * len(tensor.shape) for tensor in op.inputs)
-    return Rule(operands, tuple(((),) * len(tensor.shape) for tensor in op.outputs), {}, without=why)
+    return Rule(operands, tuple(((),) * len(tensor.shape) for tensor in op.outputs), {}, without=reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,19 +225,19 @@ class Config:
 
     def axes_of(self, name: str) -> Axes:
         """Return the axes that are assigned to a factor or a linear group, outermost first."""
-        return tuple(axis for axis, given in enumerate(self.assignment) if given == name)
+        return tuple(axis for axis, factor in enumerate(self.assignment) if factor == name)
 
     def degree(self, name: str) -> int:
         """Return the number of blocks into which a factor is split."""
         sizes, blocks = self.mesh.sizes, 1
-        for axis, given in enumerate(self.assignment):
-            if given == name:
+        for axis, factor in enumerate(self.assignment):
+            if factor == name:
                 blocks *= sizes[axis]
         return blocks
 
     @property
     def used_axes(self) -> Axes:
-        return tuple(axis for axis, given in enumerate(self.assignment) if given != NONE)
+        return tuple(axis for axis, factor in enumerate(self.assignment) if factor != NONE)
 
     @classmethod
     def unsplit(cls, mesh: Mesh) -> Config:
@@ -320,8 +320,8 @@ def interface_of(rule: Rule, config: Config) -> Interface:
     def operand(position: int, dims: Dims) -> OperandSharding:
         partial = tuple(axis for i, group in enumerate(rule.linear) if position in group for axis in groups[i])
         layout = Layout(mesh, splits(dims), partial)
-        held = layout.used_axes
-        return OperandSharding(layout, tuple(axis for axis in used if axis not in held))
+        layout_axes = layout.used_axes
+        return OperandSharding(layout, tuple(axis for axis in used if axis not in layout_axes))
 
     linear_axes = tuple(axis for group in groups for axis in group)
     return Interface(
@@ -346,11 +346,11 @@ def why_invalid(rule: Rule, config: Config) -> str:
             continue
         if name not in rule.extents:
             return f"it has no factor '{name}'; its factors are {', '.join(rule.extents) or 'none'} in {rule}"
-        extent, degree, most = rule.extents[name], config.degree(name), rule.most_blocks(name)
+        extent, degree, limit = rule.extents[name], config.degree(name), rule.most_blocks(name)
         if name in rule.fixed:
             return f"factor '{name}' in {rule} can't be split"
-        if degree > most:
-            return f"factor '{name}' has only {most} elements, {degree} blocks are too many"
+        if degree > limit:
+            return f"factor '{name}' has only {limit} elements, {degree} blocks are too many"
         if name in rule.even and extent % degree:
             return f"factor '{name}' has {extent} elements and must divide evenly, which {degree} blocks don't"
         majors = rule.minor_to.get(name, set())

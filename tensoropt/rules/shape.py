@@ -59,8 +59,8 @@ def reshape(op: Operator) -> Rule:
 @op_rule("Transpose", static=(1,))
 def transpose(op: Operator) -> Rule:
     dims = own_dims(len(op.result.shape))
-    moved = tuple(dims[int(axis)] for axis in op.statics[1])
-    return make_rule(op, (dims, None), (moved,), linear=FIRST)
+    result = tuple(dims[int(axis)] for axis in op.statics[1])
+    return make_rule(op, (dims, None), (result,), linear=FIRST)
 
 
 @op_rule("BroadcastTo", static=(1,))

@@ -29,11 +29,11 @@ class Shardings(Sequence[OperandSharding]):
         self._objects = {} if objects is None else objects  # those that were asked for, by their codes
 
     @classmethod
-    def of(cls, numbers: LayoutNumbers, given: Iterable[OperandSharding]) -> Shardings:
+    def of(cls, numbers: LayoutNumbers, shardings: Iterable[OperandSharding]) -> Shardings:
         """Return the sequence of some operand shardings."""
-        shardings = list(given)
-        unreduced = [NO_GRADIENT if each.unreduced is None else mask_of_axes(each.unreduced) for each in shardings]
-        return cls(numbers, numbers.of(each.layout for each in shardings), np.array(unreduced, np.int64))
+        items = list(shardings)
+        unreduced = [NO_GRADIENT if s.unreduced is None else mask_of_axes(s.unreduced) for s in items]
+        return cls(numbers, numbers.of(s.layout for s in items), np.array(unreduced, np.int64))
 
     @classmethod
     def of_codes(cls, numbers: LayoutNumbers, codes: Ints) -> Shardings:
@@ -43,8 +43,8 @@ class Shardings(Sequence[OperandSharding]):
     @cached_property
     def codes(self) -> Ints:
         """One number for each operand sharding: equal if they are equal."""
-        found: Ints = (self.layouts << self.numbers.n_axes + 1) + (self.unreduced + 1)
-        return found
+        codes: Ints = (self.layouts << self.numbers.n_axes + 1) + (self.unreduced + 1)
+        return codes
 
     @cached_property
     def has_gradient(self) -> bool:
@@ -53,8 +53,8 @@ class Shardings(Sequence[OperandSharding]):
 
     def as_copies(self, with_gradient: bool) -> Shardings:
         """Return each as that of a shared copy: see :func:`...sharding.consumers.as_copy`."""
-        nothing = np.full_like(self.unreduced, NO_GRADIENT)
-        return Shardings(self.numbers, self.layouts, np.maximum(self.unreduced, 0) if with_gradient else nothing)
+        no_gradients = np.full_like(self.unreduced, NO_GRADIENT)
+        return Shardings(self.numbers, self.layouts, np.maximum(self.unreduced, 0) if with_gradient else no_gradients)
 
     def in_numbers(self, numbers: LayoutNumbers) -> Shardings:
         """Return the same sequence by other numbers of the layouts of an equal mesh."""

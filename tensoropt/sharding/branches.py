@@ -29,14 +29,14 @@ def runs_early(graph: Graph, members: frozenset[str], awaited: Collection[str], 
     """
     pending = [(_places(graph)[name], name) for name in branch_starts(graph) & members] if awaited else []
     heapify(pending)
-    early, seen = set[str](), {name for _, name in pending}
+    early, visited = set[str](), {name for _, name in pending}
     while pending:
         op = graph.operators[heappop(pending)[1]]
         if not _waits(graph, op, members, awaited, early):
             early.add(op.name)
-            following = (each.name for tensor in op.outputs for each in graph.consumers.get(tensor.name, ()))
-            for name in members.intersection(following) - seen:
-                seen.add(name)
+            following = (consumer.name for tensor in op.outputs for consumer in graph.consumers.get(tensor.name, ()))
+            for name in members.intersection(following) - visited:
+                visited.add(name)
                 heappush(pending, (_places(graph)[name], name))
     ends = [tensor for name in early - ahead for tensor in graph.operators[name].outputs]
     return frozenset(graph.ancestors(ends)) & members
@@ -48,17 +48,17 @@ def _waits(graph: Graph, op: Operator, members: frozenset[str], awaited: Collect
     Args:
         early: the operators of branches before it that don't.
     """
-    pending, seen = [op], {op.name}
+    pending, visited = [op], {op.name}
     while pending:
-        each = pending.pop()
-        if each.updates is not None or each.controls:
+        ancestor = pending.pop()
+        if ancestor.updates is not None or ancestor.controls:
             return True
-        for _, tensor in each.operands:
+        for _, tensor in ancestor.operands:
             producer = graph.producers[tensor.name]
             if tensor.name in awaited:
                 return True
-            if producer.name in members and producer.name not in early and producer.name not in seen:
-                seen.add(producer.name)
+            if producer.name in members and producer.name not in early and producer.name not in visited:
+                visited.add(producer.name)
                 pending.append(producer)
     return False
 
@@ -81,15 +81,15 @@ def earliest_needed(graph: Graph, places: Mapping[str, int]) -> dict[str, int]:
     Args:
         places: the places of operators, in program order.
     """
-    starts, first, found = branch_starts(graph), dict[str, int](), dict[str, int]()
+    starts, first, result = branch_starts(graph), dict[str, int](), dict[str, int]()
     for op in graph.operators.values():
         if op.name not in places or all(tensor.name in graph.made_of_variables for tensor in op.outputs):
             continue
         producers = [graph.producers[tensor.name].name for _, tensor in op.operands]
         first[op.name] = min([places[op.name], *(first[name] for name in producers if name in first)])
-        if op.name in starts or any(name in found for name in producers):
-            found[op.name] = first[op.name]
-    return found
+        if op.name in starts or any(name in result for name in producers):
+            result[op.name] = first[op.name]
+    return result
 
 
 @lru_cache(maxsize=4)

@@ -27,9 +27,9 @@ def allowed(force: Force, op: Operator, rule: Rule, mesh: Mesh, configs: tuple[C
         InputError: none has; says why.
     """
     degrees = force.get(op.name, {})
-    found = tuple(config for config in configs if all(config.degree(name) == n for name, n in degrees.items()))
-    if found:
-        return found
+    result = tuple(config for config in configs if all(config.degree(name) == n for name, n in degrees.items()))
+    if result:
+        return result
     raise InputError(
         f"force={{'{op.name}': {dict(degrees)}}} can't be had for {op.where()} on {counted(mesh.n_devices, 'device')} "
         f"{mesh}: {why_not(rule, mesh, degrees)}"
@@ -70,37 +70,37 @@ def force_by_name(graph: Graph, force: Force) -> Force:
                 f"{names}"
             )
     force = {name: degrees for name, degrees in force.items() if degrees}
-    found = {op.name: force[op.type] for op in graph.operators.values() if op.type in force}
-    return found | {name: degrees for name, degrees in force.items() if name in graph.operators}
+    by_type = {op.name: force[op.type] for op in graph.operators.values() if op.type in force}
+    return by_type | {name: degrees for name, degrees in force.items() if name in graph.operators}
 
 
-def checked_devices(given: object, what: str) -> tuple[int, ...]:
+def checked_devices(value: object, argument: str) -> tuple[int, ...]:
     """Return the devices that a user placed operators on, ascending.
 
     Args:
-        what: where they were given, for the message.
+        argument: where they were given, for the message.
 
     Raises:
         InputError: they aren't consecutive whole numbers from 0 up.
     """
-    numbers = tuple(given) if isinstance(given, (list, tuple, range)) else ()
-    if not numbers or any(isinstance(each, bool) or not isinstance(each, (int, np.integer)) or each < 0 for each in numbers):
-        raise InputError(f"{what} takes a list of numbers of devices, such as [0, 1], got {short(given)}")
-    found = tuple(sorted(map(int, numbers)))
-    if found != tuple(range(found[0], found[0] + len(found))):
-        raise InputError(f"{what} takes consecutive devices, such as [0, 1], got {short(given)}; a stage has no others")
-    return found
+    numbers = tuple(value) if isinstance(value, (list, tuple, range)) else ()
+    if not numbers or any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0 for n in numbers):
+        raise InputError(f"{argument} takes a list of numbers of devices, such as [0, 1], got {short(value)}")
+    devices = tuple(sorted(map(int, numbers)))
+    if devices != tuple(range(devices[0], devices[0] + len(devices))):
+        raise InputError(f"{argument} takes consecutive devices, such as [0, 1], got {short(value)}; a stage has no others")
+    return devices
 
 
-def by_operator(graph: Graph, placed: Placed) -> Placed:
+def by_operator(graph: Graph, placements: Placed) -> Placed:
     """Return the devices by name of an operator, where a type means all operators of it.
 
     Raises:
         InputError: a name is neither an operator's nor a type in the model.
     """
-    groups = sorted(set(placed.values()))
-    numbers = {name: {DEVICES: groups.index(devices)} for name, devices in placed.items()}
-    return {name: groups[each[DEVICES]] for name, each in force_by_name(graph, numbers).items()}
+    groups = sorted(set(placements.values()))
+    numbers = {name: {DEVICES: groups.index(devices)} for name, devices in placements.items()}
+    return {name: groups[degrees[DEVICES]] for name, degrees in force_by_name(graph, numbers).items()}
 
 
 def split_force(force: object) -> tuple[object, dict[str, tuple[int, ...]]]:
@@ -112,9 +112,9 @@ def split_force(force: object) -> tuple[object, dict[str, tuple[int, ...]]]:
     if not isinstance(force, Mapping) or not all(isinstance(pinned, Mapping) for pinned in force.values()):
         return force, {}
     degrees = {name: {k: v for k, v in pinned.items() if k != DEVICES} for name, pinned in force.items()}
-    placed = {
+    placements = {
         str(name): checked_devices(pinned[DEVICES], f"force={{{cut(repr(name))}: {{'{DEVICES}': ...}}}}")
         for name, pinned in force.items()
         if DEVICES in pinned
     }
-    return {name: each for name, each in degrees.items() if each or name not in placed}, placed
+    return {name: factors for name, factors in degrees.items() if factors or name not in placements}, placements

@@ -40,8 +40,8 @@ def consumers_of(graph: Graph) -> dict[str, list[Consumer]]:
         for position, tensor in op.operands:
             consumer = Consumer(op.updates or op.name, position, op.updates is not None)
             consumers.setdefault(tensor.name, []).append(consumer)
-    for taken in graph.backward_passes:
-        consumers.setdefault(taken.loss.name, []).append(Consumer(taken.name, LOSS))
+    for backward_pass in graph.backward_passes:
+        consumers.setdefault(backward_pass.loss.name, []).append(Consumer(backward_pass.name, LOSS))
     for step in graph.train_steps.values():
         for variable, gradient in zip(step.variables, step.gradients, strict=False):
             if graph.producers[gradient.name].updates != variable:  # else it has the variable's layout already

@@ -22,7 +22,7 @@ def backwards(graph: Graph) -> list[tuple[str, list[str] | None, list[str]]]:
 
     Those that follow from variables and constants alone come with the names of their results.
     """
-    follow, everywhere = following(graph), taken_by_optimizer(graph)
+    follow, replicated = following(graph), taken_by_optimizer(graph)
     return [
         (
             op.name,
@@ -30,7 +30,7 @@ def backwards(graph: Graph) -> list[tuple[str, list[str] | None, list[str]]]:
             [tensor.name for _, tensor in op.operands],
         )
         for op in reversed(tuple(graph.operators.values()))
-        if op.name not in everywhere and op.type not in SOURCES
+        if op.name not in replicated and op.type not in SOURCES
     ]
 
 
@@ -38,20 +38,20 @@ def backwards(graph: Graph) -> list[tuple[str, list[str] | None, list[str]]]:
 def taken_by_optimizer(graph: Graph) -> frozenset[str]:
     """Return the names of the operators that compute what the optimizer takes, and of the counter of steps."""
     (step,) = graph.train_steps.values()
-    found = graph.ancestors(step.optimizer.tensors)
-    for name in found:
+    names = graph.ancestors(step.optimizer.tensors)
+    for name in names:
         if graph.operators[name].is_trainable:
             raise InputError(f"the optimizer takes what is made of '{name}', which is trained; use stages=1")
-    return frozenset(found | ({step.step_counter} if step.step_counter else set()))
+    return frozenset(names | ({step.step_counter} if step.step_counter else set()))
 
 
 @lru_cache(maxsize=4)
 def constant(graph: Graph) -> frozenset[str]:
     """Return the names of the operators that follow from constants alone."""
-    found: set[str] = set()
-    drawn = {*FROM_KEY, *FROM_SEED}
+    names: set[str] = set()
+    random_types = {*FROM_KEY, *FROM_SEED}
     for op in graph.operators.values():
-        follows = op.operands and all(graph.producers[tensor.name].name in found for _, tensor in op.operands)
-        if op.type == CONSTANT or (follows and op.updates is None and op.type not in drawn):
-            found.add(op.name)
-    return frozenset(found)
+        follows = op.operands and all(graph.producers[tensor.name].name in names for _, tensor in op.operands)
+        if op.type == CONSTANT or (follows and op.updates is None and op.type not in random_types):
+            names.add(op.name)
+    return frozenset(names)

@@ -57,12 +57,12 @@ def lookups_ahead(graph: Graph, stage_of: Mapping[str, int], following: Collecti
             continue
         if first[name] < home and list(first.values()).count(first[name]) == 1:
             continue  # the first stage would have nothing to train
-        made = [_made_of_feeds(graph, op, batch) for op in ahead]
-        if any(each is None for each in made) or not _are_fewer_bytes(ahead, stage_of, table.mem_bytes):
+        sources = [_made_of_feeds(graph, op, batch) for op in ahead]
+        if any(names is None for names in sources) or not _are_fewer_bytes(ahead, stage_of, table.mem_bytes):
             continue
         first[name] = tables[name] = home
         lookups.update((op.name, home) for op in ahead)
-        indices.update(*(each for each in made if each is not None))
+        indices.update(*(names for names in sources if names is not None))
     return LookupsAhead(tables, lookups, frozenset(indices))
 
 
@@ -75,9 +75,9 @@ def _uses_of_tables(graph: Graph, following: frozenset[str]) -> tuple[tuple[int,
     (step,) = graph.train_steps.values()
     assert step.loss is not None
     batch = next((op.result.shape[:1] for op in graph.step_operators if op.type == PLACEHOLDER and op.result.shape), ())
-    needed = graph.ancestors([step.loss]).difference(following)
+    ancestors = graph.ancestors([step.loss]).difference(following)
     users = {name: graph.consumers.get(graph.operators[name].result.name, ()) for name in step.variables}
-    trained = {name: [op for op in uses if op.name in needed] for name, uses in users.items()}
+    trained = {name: [op for op in uses if op.name in ancestors] for name, uses in users.items()}
     return batch, trained, {op.updates for op in graph.operators.values() if op.updates is not None}
 
 
@@ -95,13 +95,13 @@ def _uses_of_followers(graph: Graph, table: str, stage_of: Mapping[str, int], fo
 @lru_cache(maxsize=16)
 def _made_of_feeds(graph: Graph, lookup: Operator, batch: tuple[int, ...]) -> set[str] | None:
     """Return the names of the operators that compute a lookup's indices from fed batches; None if they need others."""
-    found = graph.ancestors([tensor for position, tensor in lookup.operands if position == 1])
-    operators = [graph.operators[name] for name in found]
-    drawn = {*FROM_KEY, *FROM_SEED}
-    if any(op.type == VARIABLE or op.updates is not None or op.type in drawn or op.controls for op in operators):
+    names = graph.ancestors([tensor for position, tensor in lookup.operands if position == 1])
+    operators = [graph.operators[name] for name in names]
+    random_types = {*FROM_KEY, *FROM_SEED}
+    if any(op.type == VARIABLE or op.updates is not None or op.type in random_types or op.controls for op in operators):
         return None
-    fed = {op.result.shape[:1] for op in operators if op.type == PLACEHOLDER}
-    return {op.name for op in operators if op.operands} if fed == {batch} else None
+    batches = {op.result.shape[:1] for op in operators if op.type == PLACEHOLDER}
+    return {op.name for op in operators if op.operands} if batches == {batch} else None
 
 
 def _are_fewer_bytes(lookups: Iterable[Operator], stage_of: Mapping[str, int], table_bytes: int) -> bool:

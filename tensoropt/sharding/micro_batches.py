@@ -62,10 +62,10 @@ def of_micro_batches(graph: Graph, n: int, n_devices: int = 1) -> Graph:
     Raises:
         InputError: the training step can't be taken in so many micro-batches.
     """
-    found = graph if n == 1 else _divided(graph, n, n_devices)
-    if isinstance(found, str):
-        raise InputError(found)
-    return found
+    result = graph if n == 1 else _divided(graph, n, n_devices)
+    if isinstance(result, str):
+        raise InputError(result)
+    return result
 
 
 def with_batch(graph: Graph, batch: int) -> Graph:
@@ -75,13 +75,13 @@ def with_batch(graph: Graph, batch: int) -> Graph:
         InputError: the batch doesn't divide it, or something in the step isn't made of parts of the batch.
     """
     own = graph.batch or 0
-    found = of_micro_batches(graph, own // batch) if own and own % batch == 0 else None
-    if found is None or (found.micro_batching is not None and found.micro_batching.after):
-        why = f"records {own} samples per step" if found is None else "has metrics or updates over the whole batch"
+    result = of_micro_batches(graph, own // batch) if own and own % batch == 0 else None
+    if result is None or (result.micro_batching is not None and result.micro_batching.after):
+        reason = f"records {own} samples per step" if result is None else "has metrics or updates over the whole batch"
         raise InputError(
-            f"the model {why}, so a batch of {batch} can't be had of it; record it with {batch} samples per step"
+            f"the model {reason}, so a batch of {batch} can't be had of it; record it with {batch} samples per step"
         )
-    return replace(found, micro_batching=None)
+    return replace(result, micro_batching=None)
 
 
 @lru_cache(maxsize=16)
@@ -100,8 +100,8 @@ def _of_several(graph: Graph, n: int, n_devices: int) -> Graph:
     batch = _batch(graph, n)
     (step,) = graph.train_steps.values()
     if graph.late:
-        why = "it computes with its gradients, or reads what it has updated"
-        raise _refused(n, why, "use micro_batches=1, without stages")
+        reason = "it computes with its gradients, or reads what it has updated"
+        raise _refused(n, reason, "use micro_batches=1, without stages")
     assert step.loss is not None
     forms, configs, after = _Propagation(graph, n, batch).run()
     loss = graph.producers[step.loss.name]
@@ -130,19 +130,19 @@ def _of_several(graph: Graph, n: int, n_devices: int) -> Graph:
     return replace(graph, operators=operators, micro_batching=micro_batching)
 
 
-def checked_count(given: object) -> int:
+def checked_count(value: object) -> int:
     """Return the number of micro-batches that a user gave.
 
     Raises:
         InputError: it isn't a whole number from 1 up.
     """
-    if isinstance(given, bool) or not isinstance(given, (int, np.integer)) or given < 1:
-        raise InputError(f"micro_batches takes a whole number from 1 up, got {short(given)}; give a divisor of the batch")
-    return int(given)
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise InputError(f"micro_batches takes a whole number from 1 up, got {short(value)}; give a divisor of the batch")
+    return int(value)
 
 
-def _refused(n: int, why: str, advice: str = "use micro_batches=1") -> InputError:
-    return InputError(f"a step of this model can't be taken in {n} micro-batches: {why}; {advice}")
+def _refused(n: int, reason: str, advice: str = "use micro_batches=1") -> InputError:
+    return InputError(f"a step of this model can't be taken in {n} micro-batches: {reason}; {advice}")
 
 
 def _batch(graph: Graph, n: int) -> int:
@@ -151,15 +151,15 @@ def _batch(graph: Graph, n: int) -> int:
     Raises:
         InputError: no batch is fed, or ``n`` doesn't divide its length.
     """
-    fed = [op for op in graph.step_operators if op.type == PLACEHOLDER and op.result.shape]
-    if not fed:
+    feeds = [op for op in graph.step_operators if op.type == PLACEHOLDER and op.result.shape]
+    if not feeds:
         raise _refused(n, "it isn't fed a batch")
-    batch = fed[0].result.shape[0]
+    batch = feeds[0].result.shape[0]
     if batch % n:
         divisors = [k for k in range(1, batch + 1) if batch % k == 0]
         near = {max((k for k in divisors if k < n), default=1), min((k for k in divisors if k > n), default=batch)}
         raise InputError(
-            f"a step of this model can't be taken in {n} micro-batches: its batch, {fed[0].where()}, has {batch} samples, "
+            f"a step of this model can't be taken in {n} micro-batches: its batch, {feeds[0].where()}, has {batch} samples, "
             f"which {n} doesn't divide; give a divisor of {batch}, such as {' or '.join(map(str, sorted(near)))}"
         )
     return batch
@@ -186,21 +186,21 @@ class _Propagation:
         forms: Forms = ChainMap()
         configs: Configs = ChainMap()
         after: set[str] = set()
-        written: set[str] = set()  # variables that are updated after all micro-batches
+        variables: set[str] = set()  # those that are updated after all micro-batches
         (step,) = self.graph.train_steps.values()
         assert step.loss is not None
-        needed = self.graph.ancestors([step.loss])
+        ancestors = self.graph.ancestors([step.loss])
         operators = self.graph.operators.values()
         for op in operators:
             is_after = any(self.graph.producers[tensor.name].name in after for _, tensor in op.operands)
-            why = f"{op.where()} reads what is computed after the micro-batches"
-            if not is_after and op.updates not in written:
-                why = self._decide(op, forms, configs)
-            if why and op.name in needed:
-                raise _refused(self.n, why)
-            if why:
+            reason = f"{op.where()} reads what is computed after the micro-batches"
+            if not is_after and op.updates not in variables:
+                reason = self._decide(op, forms, configs)
+            if reason and op.name in ancestors:
+                raise _refused(self.n, reason)
+            if reason:
                 after.add(op.name)
-                written.update([op.updates] if op.updates else [])
+                variables.update([op.updates] if op.updates else [])
         for op in operators:
             # A constant that was split for one consumer may have another that uses it unsplit.
             if op.name not in after and not self._agrees(op, forms, configs):
@@ -210,46 +210,46 @@ class _Propagation:
     def _decide(self, op: Operator, forms: Forms, configs: Configs) -> str:
         """Give an operator its config; return an empty text, or the reason why it has none."""
         if op.type == PLACEHOLDER and op.result.shape[:1] == (self.batch,):
-            return self._take(op, Config(self.mesh, ("d0",) * len(self.mesh.sizes)), forms, configs)
+            return self._assign(op, Config(self.mesh, ("d0",) * len(self.mesh.sizes)), forms, configs)
         if op.type in SOURCES or not any(tensor.name in forms for _, tensor in op.operands):
             return ""
         if op.updates is not None:
             return f"{op.where()} updates a variable by what is made of the batch"
-        found: tuple[int, Config, Forms, Configs] | None = None
+        best: tuple[int, Config, Forms, Configs] | None = None
         for config in self._configs(op):
-            tried_forms, tried = forms.new_child(), configs.new_child()
-            n_pulled = self._reached(op, config, tried_forms, tried)
-            if n_pulled is not None and (found is None or n_pulled < found[0]):
-                found = n_pulled, config, tried_forms, tried
-        if found is None:
+            new_forms, new_configs = forms.new_child(), configs.new_child()
+            n_pulled = self._count_pulled(op, config, new_forms, new_configs)
+            if n_pulled is not None and (best is None or n_pulled < best[0]):
+                best = n_pulled, config, new_forms, new_configs
+        if best is None:
             return f"{op.where()} needs the whole batch at once, as batch normalisation and lookups in the batch do"
-        forms.update(found[2].maps[0])
-        configs.update(found[3].maps[0])
-        return self._take(op, found[1], forms, configs)
+        forms.update(best[2].maps[0])
+        configs.update(best[3].maps[0])
+        return self._assign(op, best[1], forms, configs)
 
     def _configs(self, op: Operator) -> list[Config]:
         rule = rule_of(op)
-        unlike = {*rule.inner, *rule.positional, *rule.halos}
-        factors = [name for name in rule.splittable if name not in unlike]
+        exclusions = {*rule.inner, *rule.positional, *rule.halos}
+        factors = [name for name in rule.splittable if name not in exclusions]
         names = [name for name in factors if rule.extents[name] % self.n == 0]
         names += [f"+{i}" for i in range(len(rule.linear))]
-        each = (Config(self.mesh, (name,) * len(self.mesh.sizes)) for name in names)
-        found = [config for config in each if not _why_not(rule, config)]
-        return [config for config in found if op.type not in COMPOSITES or _fits_body(op, config)]
+        configs = (Config(self.mesh, (name,) * len(self.mesh.sizes)) for name in names)
+        candidates = [config for config in configs if not _why_invalid(rule, config)]
+        return [config for config in candidates if op.type not in COMPOSITES or _fits_body(op, config)]
 
-    def _reached(self, op: Operator, config: Config, forms: Forms, configs: Configs) -> int | None:
+    def _count_pulled(self, op: Operator, config: Config, forms: Forms, configs: Configs) -> int | None:
         """Return how many more operands must be split for a config; None where the config is impossible."""
         interface, n_pulled = interface_of(rule_of(op), config), 0
         for position, tensor in op.operands:
-            wanted, given = _form(interface.operand(position).layout), forms.get(tensor.name)
-            if wanted == given:
+            target, form = _form(interface.operand(position).layout), forms.get(tensor.name)
+            if target == form:
                 continue
-            if given is not None or wanted is None:
+            if form is not None or target is None:
                 return None
-            if wanted == SUM:
+            if target == SUM:
                 if not tensor.is_float:
                     return None
-            elif self._pull(tensor, wanted, forms, configs):
+            elif self._pull(tensor, target, forms, configs):
                 n_pulled += 1
             else:
                 return None
@@ -268,22 +268,22 @@ class _Propagation:
             result = interface_of(rule_of(op), config).results[op.outputs.index(tensor)]
             if _form(result) != dimension:
                 continue
-            tried_forms, tried = forms.new_child(), configs.new_child()
+            new_forms, new_configs = forms.new_child(), configs.new_child()
             if all(
-                wanted is None or (wanted != SUM and self._pull(operand, wanted, tried_forms, tried))
-                for operand, wanted in self._wanted(op, config)
+                form is None or (form != SUM and self._pull(operand, form, new_forms, new_configs))
+                for operand, form in self._operand_forms(op, config)
             ):
-                forms.update(tried_forms.maps[0])
-                configs.update(tried.maps[0])
-                self._take(op, config, forms, configs)
+                forms.update(new_forms.maps[0])
+                configs.update(new_configs.maps[0])
+                self._assign(op, config, forms, configs)
                 return True
         return False
 
-    def _wanted(self, op: Operator, config: Config) -> list[tuple[Tensor, int | None]]:
+    def _operand_forms(self, op: Operator, config: Config) -> list[tuple[Tensor, int | None]]:
         interface = interface_of(rule_of(op), config)
         return [(tensor, _form(interface.operand(position).layout)) for position, tensor in op.operands]
 
-    def _take(self, op: Operator, config: Config, forms: Forms, configs: Configs) -> str:
+    def _assign(self, op: Operator, config: Config, forms: Forms, configs: Configs) -> str:
         configs[op.name] = config
         for tensor, layout in zip(op.outputs, interface_of(rule_of(op), config).results, strict=True):
             form = _form(layout)
@@ -298,12 +298,12 @@ class _Propagation:
         if config is None:
             return not any(tensor.name in forms for _, tensor in op.operands)
         return all(
-            forms.get(tensor.name) == wanted or (wanted == SUM and tensor.name not in forms)
-            for tensor, wanted in self._wanted(op, config)
+            forms.get(tensor.name) == form or (form == SUM and tensor.name not in forms)
+            for tensor, form in self._operand_forms(op, config)
         )
 
 
-def _why_not(rule: Rule, config: Config) -> str:
+def _why_invalid(rule: Rule, config: Config) -> str:
     return why_invalid(replace(rule, spread=""), config)
 
 
@@ -318,8 +318,8 @@ def _fits_body(op: Operator, config: Config) -> bool:
         own, interface = composition.inner(inner, config)
         if any(own.degree(name) > 1 for name in composition.rules[inner.name].positional):
             return False
-        differs = inner.type == CONSTANT or inner.type in chain(FROM_KEY, FROM_SEED)
-        if differs and any(_form(layout) is not None for layout in interface.results):
+        varies = inner.type == CONSTANT or inner.type in chain(FROM_KEY, FROM_SEED)
+        if varies and any(_form(layout) is not None for layout in interface.results):
             return False
     return op.type == LOOP or not any(composition.alike(k, config) for k in range(len(composition.body.outputs)))
 
@@ -329,17 +329,17 @@ def _body_per_micro_batch(op: Operator, config: Config, n: int) -> Body:
     composition = Composition(op)
     body = composition.body
     layouts = {tensor.name: composition.input_layout(tensor, config) for tensor in body.inputs}
-    inner = {each.name: composition.inner(each, config) for each in body.operators}
-    for each in body.operators:
-        layouts.update(zip((tensor.name for tensor in each.outputs), inner[each.name][1].results, strict=True))
+    inner = {part.name: composition.inner(part, config) for part in body.operators}
+    for part in body.operators:
+        layouts.update(zip((tensor.name for tensor in part.outputs), inner[part.name][1].results, strict=True))
     forms = {name: form for name, layout in layouts.items() if (form := _form(layout)) is not None}
     sources = {body.graph.producers[tensor.name].name for tensor in body.inputs}
     operators = {}
-    for each in body.graph.operators.values():
-        if each.name in inner:
-            operators[each.name] = _per_micro_batch(each, *inner[each.name], forms, n)
-        elif each.name in sources:
-            operators[each.name] = replace(each, outputs=tuple(_cut(tensor, forms, n) for tensor in each.outputs))
+    for part in body.graph.operators.values():
+        if part.name in inner:
+            operators[part.name] = _per_micro_batch(part, *inner[part.name], forms, n)
+        elif part.name in sources:
+            operators[part.name] = replace(part, outputs=tuple(_cut(tensor, forms, n) for tensor in part.outputs))
     inputs, outputs = (tuple(_cut(tensor, forms, n) for tensor in tensors) for tensors in (body.inputs, body.outputs))
     return Body(replace(body.graph, operators=operators), inputs, outputs)
 

@@ -94,12 +94,12 @@ class PathFinder:
 
     def paths(self, resharding: Resharding) -> ReshardingPaths:
         """Return the cheapest forward path, and the cheapest backward path where a gradient comes back."""
-        found = self._known.get(resharding)
-        if found is None:
+        paths = self._known.get(resharding)
+        if paths is None:
             in_bucket = self.in_buckets and resharding.in_bucket
             backward = _one_sum(resharding) if in_bucket else self._backward(resharding)
-            found = self._known[resharding] = ReshardingPaths(self._forward(resharding), backward, in_bucket)
-        return found
+            paths = self._known[resharding] = ReshardingPaths(self._forward(resharding), backward, in_bucket)
+        return paths
 
     def time_ns(self, resharding: Resharding) -> int:
         paths = self.paths(resharding)
@@ -184,18 +184,18 @@ def inner_reshardings(op: Operator, rule: Rule, config: Config, differentiated: 
     """
     if rule.exchanged(config):
         return (halo_resharding(op, rule, config, 0 in differentiated),)
-    over = tuple(sorted(axis for name in rule.inner for axis in config.axes_of(name)))
-    if not over:
+    axes = tuple(sorted(axis for name in rule.inner for axis in config.axes_of(name)))
+    if not axes:
         return ()
     item_bytes = 4 if op.type.startswith("FusedBatchNorm") else op.result.item_bytes
-    found = []
+    result = []
     for statistic in statistics_of(op, rule):
         splits = tuple(config.axes_of(name) if name else () for name in statistic.kept)
         shape = tuple(rule.extents[name] if name else 1 for name in statistic.kept)
-        unreduced = over if statistic.has_gradient and differentiated else None
+        unreduced = axes if statistic.has_gradient and differentiated else None
         sharding = OperandSharding(Layout(config.mesh, splits), unreduced)
-        found.append(Resharding(shape, item_bytes, Layout(config.mesh, splits, over), sharding, statistic.reduction))
-    return tuple(found)
+        result.append(Resharding(shape, item_bytes, Layout(config.mesh, splits, axes), sharding, statistic.reduction))
+    return tuple(result)
 
 
 def differentiated_operands(op: Operator, gradients: Collection[tuple[str, int]]) -> frozenset[int]:
@@ -218,8 +218,8 @@ def statistics_of(op: Operator, rule: Rule) -> tuple[Statistic, ...]:
         per_channel = Statistic(("c",), "sum", True)
         return (per_channel, per_channel)
     if op.type in ("Max", "Min"):
-        kept = tuple(names[0] if names and names[0] not in rule.inner else None for names in rule.operands[0] or ())
-        return (Statistic(kept, "max", False), Statistic(kept, "sum", False))
+        dims = tuple(names[0] if names and names[0] not in rule.inner else None for names in rule.operands[0] or ())
+        return (Statistic(dims, "max", False), Statistic(dims, "sum", False))
     rows = tuple(names[0] if names != ("c",) else None for names in rule.operands[0] or ())
     return (Statistic(rows, "max", False), Statistic(rows, "sum", True))
 

@@ -115,32 +115,32 @@ class Stages:
     def crossings(self) -> tuple[Crossing, ...]:
         """All tensors that stages send, in program order."""
         graph = self.whole.graph
-        found = {}
+        result = {}
         for target, members in enumerate(self.members):
-            for tensor in self._received(members):
+            for tensor in self._received_tensors(members):
                 source = self._home(tensor)
                 trained = any(
                     (op.name, i) in self._gradients
                     for op in graph.consumers[tensor.name]
                     if op.name in members
-                    for i, each in op.operands
-                    if each.name == tensor.name
+                    for i, operand in op.operands
+                    if operand.name == tensor.name
                 )
                 is_ahead = graph.producers[tensor.name].name in self.ahead.lookups
-                found[tensor.name, target] = Crossing(tensor.name, source, target, trained, is_ahead)
+                result[tensor.name, target] = Crossing(tensor.name, source, target, trained, is_ahead)
         order = {name: number for number, name in enumerate(graph.tensors)}
-        return tuple(sorted(found.values(), key=lambda each: (order[each.tensor], each.target)))
+        return tuple(sorted(result.values(), key=lambda crossing: (order[crossing.tensor], crossing.target)))
 
     @cached_property
     def awaited(self) -> tuple[Crossing, ...]:
         """The crossings of tensors that their target waits for in each pass: all that aren't sent before its first one."""
-        once = self.whole.graph.made_of_variables
-        return tuple(each for each in self.crossings if not each.is_ahead and each.tensor not in once)
+        constants = self.whole.graph.made_of_variables
+        return tuple(crossing for crossing in self.crossings if not crossing.is_ahead and crossing.tensor not in constants)
 
     @cached_property
     def early(self) -> tuple[frozenset[str], ...]:
         """For each stage the names of the operators that it runs before it waits: see :mod:`.branches`."""
-        awaited = [{each.tensor for each in self.awaited if each.target == index} for index in range(self.n)]
+        awaited = [{crossing.tensor for crossing in self.awaited if crossing.target == index} for index in range(self.n)]
         of_stages = zip(self.members, awaited, strict=True)
         ahead = self.ahead.lookups.keys()
         return tuple(runs_early(self.whole.graph, members, tensors, ahead) for members, tensors in of_stages)
@@ -153,8 +153,8 @@ class Stages:
         if not self.cuts:
             return graph
         members, early = self.members[index], self.early[index]
-        received = {tensor.name for tensor in self._received(members)}
-        sent = [each for each in self.crossings if each.source == index and each.has_gradient]
+        received = {tensor.name for tensor in self._received_tensors(members)}
+        sent = [crossing for crossing in self.crossings if crossing.source == index and crossing.has_gradient]
         operators: dict[str, Operator] = {}
         for op in early_first(graph, early):
             if op.name not in members:
@@ -162,8 +162,8 @@ class Stages:
             for _, tensor in op.operands:
                 if tensor.name in received:
                     received.discard(tensor.name)
-                    fed = self._fed(tensor)
-                    operators[fed.name] = fed
+                    placeholder = self._placeholder_of(tensor)
+                    operators[placeholder.name] = placeholder
             operators[op.name] = op
         if not graph.train_steps:
             return replace(graph, operators=operators, differentiated=None)
@@ -171,24 +171,24 @@ class Stages:
         assert step.loss is not None
         loss = step.loss
         own = [loss] if graph.producers[loss.name].name in members else []
-        summed = dict.fromkeys(each.tensor for each in sent if each.is_ahead or not own)
+        summed = dict.fromkeys(crossing.tensor for crossing in sent if crossing.is_ahead or not own)
         if summed or not own:
             summands = own + [graph.tensors[name] for name in summed]
-            stand_in = sum_of_all(f"{step.name}/stage_{index}", summands)
-            operators.update((op.name, op) for op in stand_in)
-            loss = stand_in[-1].result
+            sums = sum_of_all(f"{step.name}/stage_{index}", summands)
+            operators.update((op.name, op) for op in sums)
+            loss = sums[-1].result
         own_variables = [index for index, name in enumerate(step.variables) if name in members]
         variables = tuple(step.variables[index] for index in own_variables)
         micro_batching = graph.micro_batching
         if micro_batching is not None:
             whole = self.graph_of(index, micro_batching.full_batch)
-            made = {tensor.name for op in operators.values() for tensor in op.outputs}
-            forms = {name: form for name, form in micro_batching.forms.items() if name in made}
+            names = {tensor.name for op in operators.values() for tensor in op.outputs}
+            forms = {name: form for name, form in micro_batching.forms.items() if name in names}
             if loss is not step.loss:
-                forms.update((op.result.name, SUM) for op in stand_in)
+                forms.update((op.result.name, SUM) for op in sums)
             micro_batching = MicroBatching(
                 micro_batching.n, whole, micro_batching.batch, forms,
-                frozenset(each for each in micro_batching.once if each[0] in operators),
+                frozenset(pair for pair in micro_batching.once if pair[0] in operators),
                 micro_batching.after & operators.keys(),
             )  # fmt: skip
         controls = tuple(name for name in step.controls if name in members)
@@ -204,10 +204,10 @@ class Stages:
             differentiated=None,
         )
 
-    def _fed(self, tensor: Tensor) -> Operator:
+    def _placeholder_of(self, tensor: Tensor) -> Operator:
         """Return the placeholder that stands for a tensor of an earlier stage."""
         producer = self.whole.graph.producers[tensor.name]
-        name = f"{producer.name}/received_{[each.name for each in producer.outputs].index(tensor.name)}"
+        name = f"{producer.name}/received_{[output.name for output in producer.outputs].index(tensor.name)}"
         return Operator(name, PLACEHOLDER, (), (tensor,), source=producer.source)
 
     @cached_property
@@ -230,10 +230,10 @@ class Stages:
         own = {op.name for op in operators.values() if op.name not in self.whole.graph.operators and op.operands}
         gradients = {(name, i) for name in own for i, _ in operators[name].operands}
         return Backward(
-            frozenset(each for each in self._gradients if each[0] in operators) | gradients,
-            frozenset(each for each in of_whole.residual_operands if each[0] in operators),
+            frozenset(operand for operand in self._gradients if operand[0] in operators) | gradients,
+            frozenset(operand for operand in of_whole.residual_operands if operand[0] in operators),
             frozenset(name for name in of_whole.residual_results if name in graph.tensors),
-            {name: each for name, each in of_whole.bodies.items() if name in operators},
+            {name: body for name, body in of_whole.bodies.items() if name in operators},
         )
 
     def home(self, tensor: Tensor) -> int:
@@ -250,13 +250,13 @@ class Stages:
     @cached_property
     def _in_order(self) -> dict[str, int]:
         """The stage of each operator that isn't a source, by its place in program order."""
-        found, stage = {}, 0
+        result, stage = {}, 0
         for op in self.whole.graph.operators.values():
             if op.type not in SOURCES:
-                found[op.name] = stage
+                result[op.name] = stage
             if stage < len(self.cuts) and op.name == self.cuts[stage]:
                 stage += 1
-        return found
+        return result
 
     @cached_property
     def _stage_of(self) -> dict[str, int]:
@@ -264,13 +264,13 @@ class Stages:
 
         What follows from variables alone, such as a penalty on them, is computed where these are.
         """
-        graph, found, followers = self.whole.graph, dict(self._in_order), following(self.whole.graph)
+        graph, result, followers = self.whole.graph, dict(self._in_order), following(self.whole.graph)
         for op in graph.operators.values():
-            if op.name in found and op.name in followers:
+            if op.name in result and op.name in followers:
                 producers = [graph.producers[tensor.name] for _, tensor in op.operands]
-                homes = [self._homes.get(each.name, found.get(each.name, 0)) for each in producers]
-                found[op.name] = max(homes, default=0)
-        return found | dict(self.ahead.lookups)
+                homes = [self._homes.get(producer.name, result.get(producer.name, 0)) for producer in producers]
+                result[op.name] = max(homes, default=0)
+        return result | dict(self.ahead.lookups)
 
     @cached_property
     def ahead(self) -> LookupsAhead:
@@ -280,7 +280,7 @@ class Stages:
         return lookups_ahead(self.whole.graph, self._in_order, following(self.whole.graph))
 
     @cached_property
-    def _everywhere(self) -> frozenset[str]:
+    def _common_operators(self) -> frozenset[str]:
         """The names of the operators that every stage has: what the optimizer takes, and the counter of steps."""
         return taken_by_optimizer(self.whole.graph)
 
@@ -306,10 +306,10 @@ class Stages:
                 updated_in.setdefault(op.updates, set()).add(self._in_order[op.name])
         homes = {}
         for variable in graph.variables:
-            updated = updated_in.get(variable.name, set())
-            used = first.get(variable.result.name, min(updated, default=self.n - 1))
-            homes[variable.name] = self.ahead.tables.get(variable.name, used)
-            if updated - {homes[variable.name]}:
+            stages = updated_in.get(variable.name, set())
+            first_use = first.get(variable.result.name, min(stages, default=self.n - 1))
+            homes[variable.name] = self.ahead.tables.get(variable.name, first_use)
+            if stages - {homes[variable.name]}:
                 raise InputError(
                     f"{variable.where()} is used in stage {homes[variable.name]} and updated in a later one; use stages=1"
                 )
@@ -323,8 +323,8 @@ class Stages:
     @cached_property
     def _shared(self) -> frozenset[str]:
         """The names of the operators that each stage has that uses them."""
-        fed = (op.name for op in self.whole.graph.operators.values() if op.type == PLACEHOLDER)
-        return constant(self.whole.graph) | self.ahead.indices | frozenset(fed)
+        placeholders = (op.name for op in self.whole.graph.operators.values() if op.type == PLACEHOLDER)
+        return constant(self.whole.graph) | self.ahead.indices | frozenset(placeholders)
 
     @cached_property
     def members(self) -> tuple[frozenset[str], ...]:
@@ -337,24 +337,24 @@ class Stages:
             return [graph.producers[tensor.name].name for _, tensor in graph.operators[name].operands]
 
         constants = constant(graph)
-        found: list[set[str]] = [set(self._everywhere) for _ in range(self.n)]
+        result: list[set[str]] = [set(self._common_operators) for _ in range(self.n)]
         for name, stage in self._homes.items():
-            if name not in self._everywhere:
-                found[stage].add(name)
+            if name not in self._common_operators:
+                result[stage].add(name)
         for name, stage in self._stage_of.items():
-            if name not in constants and name not in self._everywhere:
-                found[stage].add(name)
-        for members in found:
-            wanted = [name for each in members for name in producers_of(each) if name in self._shared]
-            members.update(reached(wanted, producers_of))
+            if name not in constants and name not in self._common_operators:
+                result[stage].add(name)
+        for members in result:
+            names = [name for member in members for name in producers_of(member) if name in self._shared]
+            members.update(reached(names, producers_of))
         # What nobody uses is fetched from the last stage.
-        unused = (name for name in self._shared if not any(name in members for members in found))
-        found[-1].update(unused)
-        return tuple(map(frozenset, found))
+        unused = (name for name in self._shared if not any(name in members for members in result))
+        result[-1].update(unused)
+        return tuple(map(frozenset, result))
 
-    def _received(self, members: Iterable[str]) -> list[Tensor]:
+    def _received_tensors(self, members: Iterable[str]) -> list[Tensor]:
         """Return the tensors that operators use and that other stages compute, in no order that means anything."""
         graph, own = self.whole.graph, frozenset(members)
         operands = chain.from_iterable(graph.operators[name].operands for name in own)
-        used = {tensor.name: tensor for _, tensor in operands}
-        return [tensor for tensor in used.values() if graph.producers[tensor.name].name not in own]
+        tensors = {tensor.name: tensor for _, tensor in operands}
+        return [tensor for tensor in tensors.values() if graph.producers[tensor.name].name not in own]

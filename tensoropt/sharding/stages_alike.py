@@ -30,9 +30,9 @@ class StagesAlike(Stages):
     @cached_property
     def _in_order(self) -> dict[str, int]:
         """The stage of each operator that isn't a source; it never decreases in program order."""
-        graph, found, stage = self.whole.graph, {}, 0
+        graph, result, stage = self.whole.graph, {}, 0
         followers, constants = following(graph), constant(graph)
-        homes = {name: home for name, home in self.like._homes.items() if name not in self._everywhere}
+        homes = {name: home for name, home in self.like._homes.items() if name not in self._common_operators}
         needs = {op.result.name: homes.get(op.name, 0) for op in graph.operators.values() if op.type == VARIABLE}
         for op in graph.operators.values():
             if op.type in SOURCES:
@@ -42,27 +42,27 @@ class StagesAlike(Stages):
                 needs.update((tensor.name, least) for tensor in op.outputs)
             elif op.name not in constants and op.name not in self.ahead.lookups:
                 stage = max(stage, least, homes.get(op.updates or "", 0), self.like._in_order.get(op.name, 0))
-            found[op.name] = stage
-        return found
+            result[op.name] = stage
+        return result
 
     @cached_property
     def ahead(self) -> LookupsAhead:
         """The lookups that the planned step runs ahead too, as far as their indices are made of what is fed."""
-        graph, planned = self.whole.graph, self.like.ahead
+        graph, original = self.whole.graph, self.like.ahead
         lookups: dict[str, int] = {}
         indices: set[str] = set()
-        for name, stage in planned.lookups.items():
+        for name, stage in original.lookups.items():
             if name in graph.operators:
-                made = [graph.operators[each] for each in graph.ancestors([graph.operators[name].operands[1][1]])]
-                if not any(op.type == VARIABLE or op.updates is not None for op in made):
+                sources = [graph.operators[ancestor] for ancestor in graph.ancestors([graph.operators[name].operands[1][1]])]
+                if not any(op.type == VARIABLE or op.updates is not None for op in sources):
                     lookups[name] = stage
-                    indices.update(op.name for op in made if op.operands)
-        tables = {name: stage for name, stage in planned.tables.items() if name in graph.operators}
+                    indices.update(op.name for op in sources if op.operands)
+        tables = {name: stage for name, stage in original.tables.items() if name in graph.operators}
         return LookupsAhead(tables, lookups, frozenset(indices))
 
     @cached_property
-    def _everywhere(self) -> frozenset[str]:
-        return self.like._everywhere & self.whole.graph.operators.keys()
+    def _common_operators(self) -> frozenset[str]:
+        return self.like._common_operators & self.whole.graph.operators.keys()
 
     @cached_property
     def _homes(self) -> dict[str, int]:
@@ -73,10 +73,10 @@ class StagesAlike(Stages):
         """
         graph, homes = self.whole.graph, {}
         for variable in graph.variables:
-            updated = {self._in_order[op.name] for op in graph.operators.values() if op.updates == variable.name}
-            using = {self._in_order[op.name] for op in graph.consumers.get(variable.result.name, ())}
-            homes[variable.name] = self.like._homes.get(variable.name, min(using | updated, default=self.n - 1))
-            if updated - {homes[variable.name]}:
+            updaters = {self._in_order[op.name] for op in graph.operators.values() if op.updates == variable.name}
+            users = {self._in_order[op.name] for op in graph.consumers.get(variable.result.name, ())}
+            homes[variable.name] = self.like._homes.get(variable.name, min(users | updaters, default=self.n - 1))
+            if updaters - {homes[variable.name]}:
                 raise InputError(
                     f"{variable.where()} is in stage {homes[variable.name]} and updated in a later one; use stages=1"
                 )

@@ -21,15 +21,15 @@ def sum_of_all(name: str, tensors: Sequence[Tensor]) -> list[Operator]:
     types = sorted({tensor.dtype for tensor in tensors})
     if len(types) > 1:
         raise InputError(f"a stage would send gradients of the types {' and '.join(types)}; use stages=1")
-    made: list[Operator] = []
+    operators: list[Operator] = []
     for number, tensor in enumerate(tensors):
         total = Tensor(f"{name}/sum_{number}:0", (), tensor.dtype)
         axes = {1: np.arange(len(tensor.shape), dtype=np.int32)}
         attributes = {"keep_dims": False, ARGUMENTS: (("input", None), ("reduction_indices", None))}
-        made.append(Operator(f"{name}/sum_{number}", "Sum", (tensor, None), (total,), axes, attributes))
-    for number, each in enumerate(made[1:]):
-        sums = made[-1].result if number else made[0].result
+        operators.append(Operator(f"{name}/sum_{number}", "Sum", (tensor, None), (total,), axes, attributes))
+    for number, op in enumerate(operators[1:]):
+        sums = operators[-1].result if number else operators[0].result
         result = Tensor(f"{name}/add_{number}:0", (), tensor.dtype)
         attributes = {ARGUMENTS: (("x", None), ("y", None))}
-        made.append(Operator(f"{name}/add_{number}", "AddV2", (sums, each.result), (result,), {}, attributes))
-    return made
+        operators.append(Operator(f"{name}/add_{number}", "AddV2", (sums, op.result), (result,), {}, attributes))
+    return operators

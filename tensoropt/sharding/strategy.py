@@ -82,8 +82,8 @@ class StrategyView:
 
         What the change doesn't concern isn't derived again.
         """
-        kept = {**self.strategy.shared, **shared}
-        copies = {name: sharding for name, sharding in kept.items() if sharding is not None}
+        all_shared = {**self.strategy.shared, **shared}
+        copies = {name: sharding for name, sharding in all_shared.items() if sharding is not None}
         view = replace(self, strategy=replace(self.strategy, configs={**self.strategy.configs, **configs}, shared=copies))
         interfaces = {name: interface_of(self.rules[name], config) for name, config in configs.items()}
         vars(view).update(rules=self.rules, interfaces={**self.interfaces, **interfaces})
@@ -159,16 +159,16 @@ class StrategyView:
         tensor = op.inputs[position]
         if tensor is None or not self.reads(op, position):
             return False
-        shared, wanted, produced = (
+        shared, target, source_layout = (
             self.strategy.shared.get(tensor.name),
             self.sharding(op, position).layout,
             self.layout(tensor),
         )
-        source = produced if shared is None else shared.layout
-        if source == wanted or needs_communication(source, wanted):
+        source = source_layout if shared is None else shared.layout
+        if source == target or needs_communication(source, target):
             return False
         is_regathered = self.graph.producers[tensor.name].name in self.rematerialized
-        is_regathered = is_regathered and (shared is None or not needs_communication(produced, shared.layout))
+        is_regathered = is_regathered and (shared is None or not needs_communication(source_layout, shared.layout))
         return is_regathered or Copy(tensor.name) in self.regathered
 
     def reads_regathered(self, op: Operator, position: int) -> bool:

@@ -40,7 +40,7 @@ class PlanningOptions:
     @classmethod
     def split(cls, arguments: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Return the options that are among a function's arguments, and the other arguments."""
-        names = {each.name for each in fields(cls)}
+        names = {field.name for field in fields(cls)}
         others = {name: value for name, value in arguments.items() if name not in names}
         return cls(**{name: arguments[name] for name in arguments.keys() & names}), others
 
@@ -72,12 +72,12 @@ class PlanningOptions:
                 rest = context.on_first_rank, first_values, collectives
                 return find_measured(self.option, request, self.parallelism, self.profile_budget, context.processes, *rest)
         request = replace(request, wants_frontier=wants_frontier)
-        found: Plan = context.on_first_rank(lambda: find_answer(self.option, request, self.parallelism))
-        return found
+        plan: Plan = context.on_first_rank(lambda: find_answer(self.option, request, self.parallelism))
+        return plan
 
     def request(self, model: Model, hardware: Hardware, collectives: str, display: Display) -> Request:
         """Return what the options ask for of a model on some hardware; see :meth:`find`."""
         options = (self.memory, self.force, self.without, self.micro_batches, self.stages, self.schedule)
-        found = request_of(model, hardware, *options)
+        request = request_of(model, hardware, *options)
         may_take_stages = self.stages is None and collectives != HOROVOD
-        return replace(found, progress=display.update, may_take_stages=may_take_stages)
+        return replace(request, progress=display.update, may_take_stages=may_take_stages)

@@ -64,10 +64,10 @@ class BaselineTrial:
             on_first_rank: gives the result that rank 0 computes, or its error, to all ranks.
         """
         names = _names(plan)
-        kept = {name: on_first_rank(partial(self._kept, plan, name)) for name in names}
-        known: dict[str, tuple[float, float]] = {name: seconds for name, seconds in kept.items() if seconds is not None}
-        if len(known) == len(names) and all(plan_s <= baseline_s for plan_s, baseline_s in known.values()):
-            return _with_trial(plan, known, PLAN)
+        stored = {name: on_first_rank(partial(self._stored_seconds, plan, name)) for name in names}
+        trials: dict[str, tuple[float, float]] = {name: seconds for name, seconds in stored.items() if seconds is not None}
+        if len(trials) == len(names) and all(plan_s <= baseline_s for plan_s, baseline_s in trials.values()):
+            return _with_trial(plan, trials, PLAN)
         left_bytes = -self.processes.gather_max(-available_memory_bytes(self.processes.local_size))
         baselines: dict[str, Plan] = {}
         for name in names:
@@ -77,39 +77,39 @@ class BaselineTrial:
                 baselines[name] = baseline
         if not baselines:
             return plan
-        if not baselines.keys() <= known.keys():
-            plan_s, *of_baselines = self._measured(plan, *baselines.values())
-            known = {name: (plan_s, each_s) for name, each_s in zip(baselines, of_baselines, strict=True)}
+        if not baselines.keys() <= trials.keys():
+            plan_s, *of_baselines = self._median_seconds(plan, *baselines.values())
+            trials = {name: (plan_s, each_s) for name, each_s in zip(baselines, of_baselines, strict=True)}
             if self.processes.rank == 0:
-                for name, seconds in known.items():
+                for name, seconds in trials.items():
                     self.store.add_step_s(self._key(plan, name), *seconds)
-        known = {name: known[name] for name in baselines}
+        trials = {name: trials[name] for name in baselines}
         # They are compared by their share of the plan's seconds, since they may have been measured on different days.
-        fastest = min(known, key=lambda name: known[name][1] / known[name][0])
-        plan_s, baseline_s = known[fastest]
+        fastest = min(trials, key=lambda name: trials[name][1] / trials[name][0])
+        plan_s, baseline_s = trials[fastest]
         if plan_s <= baseline_s:
-            return _with_trial(plan, known, PLAN)
-        return _with_trial(baselines[fastest], known, fastest)
+            return _with_trial(plan, trials, PLAN)
+        return _with_trial(baselines[fastest], trials, fastest)
 
     def _key(self, plan: Plan, name: str) -> str:
         """Return what the store keeps a trial of a plan against one of its baselines by."""
         return f"{self.collectives} {runs_as(plan)}{'' if name == _names(plan)[0] else f' {name}'}"
 
-    def _kept(self, plan: Plan, name: str) -> tuple[float, float] | None:
+    def _stored_seconds(self, plan: Plan, name: str) -> tuple[float, float] | None:
         """Return the seconds of a step of a plan and of a baseline in an earlier trial."""
         return self.store.step_s.get(self._key(plan, name))
 
-    def _measured(self, *plans: Plan) -> list[float]:
+    def _median_seconds(self, *plans: Plan) -> list[float]:
         """Return the median seconds of a step of each plan."""
-        shown = None
+        show = None
         if self.progress is not None and self.processes.rank == 0:
             progress = self.progress
 
-            def shown(done: int, total: int) -> None:
-                progress("interleaved steps", done, total)
+            def show(n_done: int, total: int) -> None:
+                progress("interleaved steps", n_done, total)
 
         seconds = interleaved_seconds(
-            plans, self.model, self.first_values, self.processes, self.collectives, self._n_turns(*plans), shown
+            plans, self.model, self.first_values, self.processes, self.collectives, self._n_turns(*plans), show
         )
         medians: list[float] = np.median(seconds, axis=0).tolist()
         return medians
@@ -130,30 +130,30 @@ class BaselineTrial:
             plans: the plan that was found, and baselines that are tried as well.
         """
         plan = plans[0]
-        found, point = self._found(plan, name)
-        if found is None or found.points[point].time_us > NEAR * plan.time_us:
+        frontier, point = self._frontier_of(plan, name)
+        if frontier is None or frontier.points[point].time_us > NEAR * plan.time_us:
             return None
-        baseline = replace(found, assumed=plan.assumed).plan(point, plan.option)
-        needed_bytes = found.peak_bytes(point)
+        baseline = replace(frontier, assumed=plan.assumed).plan(point, plan.option)
+        needed_bytes = frontier.peak_bytes(point)
         fits = self.limit_bytes is None or needed_bytes <= self.limit_bytes
-        all_bytes = needed_bytes + sum(each.needed_bytes for each in plans)
-        fits = fits and all_bytes <= min(available_bytes, found.hardware.device.memory_bytes)
+        all_bytes = needed_bytes + sum(p.needed_bytes for p in plans)
+        fits = fits and all_bytes <= min(available_bytes, frontier.hardware.device.memory_bytes)
         if runs_as(baseline) in map(runs_as, plans) or not fits:
             return None
         if self._n_turns(*plans, baseline) < LEAST_TURNS:
             return None
         baseline = replace(baseline, assumed={**baseline.assumed, "operators": self.stats(baseline)})
-        searched = plan.frontier
-        assert searched is not None
-        return replace(baseline, frontier=searched, frontier_text=searched.table(), point=None)
+        plan_frontier = plan.frontier
+        assert plan_frontier is not None
+        return replace(baseline, frontier=plan_frontier, frontier_text=plan_frontier.table(), point=None)
 
-    def _found(self, plan: Plan, name: str) -> tuple[ModelFrontier | None, int]:
+    def _frontier_of(self, plan: Plan, name: str) -> tuple[ModelFrontier | None, int]:
         """Return the frontier that has a baseline, and its point there; None where there is none."""
         assert plan.frontier is not None
-        without = plan.frontier.fastest_without_stages(self.limit_bytes)
-        if without is None or name == WITHOUT_STAGES:
-            return without or (None, 0)
-        return find_baseline(without[0], "data-parallel"), 0
+        result = plan.frontier.fastest_without_stages(self.limit_bytes)
+        if result is None or name == WITHOUT_STAGES:
+            return result or (None, 0)
+        return find_baseline(result[0], "data-parallel"), 0
 
 
 def _names(plan: Plan) -> list[str]:
@@ -161,11 +161,11 @@ def _names(plan: Plan) -> list[str]:
     return [WITHOUT_STAGES] * (len(plan.stages) > 1) + [DATA_PARALLELISM]
 
 
-def _with_trial(chosen: Plan, known: Mapping[str, tuple[float, float]], name: str) -> Plan:
+def _with_trial(plan: Plan, trials: Mapping[str, tuple[float, float]], name: str) -> Plan:
     """Return what was chosen, with the seconds of the plan that was found and of each of its baselines."""
-    plan_s = next(iter(known.values()))[0]
-    baselines = {BASELINE_US[baseline]: baseline_s * 1e6 for baseline, (_, baseline_s) in known.items()}
-    return replace(chosen, assumed={**chosen.assumed, INTERLEAVED: {"plan_us": plan_s * 1e6, **baselines, "chosen": name}})
+    plan_s = next(iter(trials.values()))[0]
+    baselines = {BASELINE_US[baseline]: baseline_s * 1e6 for baseline, (_, baseline_s) in trials.items()}
+    return replace(plan, assumed={**plan.assumed, INTERLEAVED: {"plan_us": plan_s * 1e6, **baselines, "chosen": name}})
 
 
 def runs_as(plan: Plan) -> str:

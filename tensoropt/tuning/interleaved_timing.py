@@ -61,9 +61,9 @@ def interleaved_seconds(
             engine.run(fetch, feeds)
             for step in range(COUNTED):
                 processes.barrier()
-                started = time.perf_counter()
+                start = time.perf_counter()
                 engine.run(fetch, feeds)
-                seconds[turn * COUNTED + step, number] = processes.gather_max(time.perf_counter() - started)
+                seconds[turn * COUNTED + step, number] = processes.gather_max(time.perf_counter() - start)
         if progress is not None:
             progress(turn + 1, n_turns)
     del engines, engine

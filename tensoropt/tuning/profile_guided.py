@@ -59,7 +59,7 @@ class _Operator(NamedTuple):
     micro_batches: int
 
 
-_Wanted = list[tuple[_Operator, float]]
+_Queue = list[tuple[_Operator, float]]
 """Operators with their predicted microseconds."""
 
 
@@ -99,26 +99,26 @@ class MeasuredSearch:
         Args:
             on_first_rank: gives the result that rank 0 computes, or its error, to all ranks.
         """
-        started, has_measured = self.clock(), False
-        found: list[Plan] = []
+        start, has_measured = self.clock(), False
+        plans: list[Plan] = []
 
         def is_spent() -> bool:
-            return self.clock() - started > self.budget_s
+            return self.clock() - start > self.budget_s
 
-        def next_round() -> _Wanted:
-            found[:] = [self.search(MeasuredOperators(self.store.measured))]
-            wanted = self._wanted(found[0], is_first=not has_measured)
+        def next_round() -> _Queue:
+            plans[:] = [self.search(MeasuredOperators(self.store.measured))]
+            operators = self._next_operators(plans[0], is_first=not has_measured)
             if not (has_measured and is_spent()):
-                return wanted
-            if self._of_plan(found[0]):
-                found[:] = [self.search(MeasuredOperators(self.store.measured, is_cautious=True))]
+                return operators
+            if self._unmeasured_of_plan(plans[0]):
+                plans[:] = [self.search(MeasuredOperators(self.store.measured, is_cautious=True))]
             return []
 
         def result() -> Plan:
-            return replace(found[0], assumed={**found[0].assumed, "operators": self.stats(found[0])})
+            return replace(plans[0], assumed={**plans[0].assumed, "operators": self.stats(plans[0])})
 
-        while wanted := on_first_rank(next_round):
-            self._measure_all(wanted, is_spent)
+        while operators := on_first_rank(next_round):
+            self._measure_all(operators, is_spent)
             has_measured = True
         plan: Plan = on_first_rank(result)
         return plan
@@ -129,33 +129,33 @@ class MeasuredSearch:
         Args:
             frontier: whose costs they are, on rank 0; what others give doesn't matter.
         """
-        wanted: _Wanted = []
+        operators: _Queue = []
         if frontier is not None and self.processes.rank == 0:
-            wanted = self._unmeasured([PlannedPart(frontier, strategy.configs) for strategy in strategies])
-        self._measure_all(self.processes.broadcast(wanted), lambda: False)
+            operators = self._unmeasured([PlannedPart(frontier, strategy.configs) for strategy in strategies])
+        self._measure_all(self.processes.broadcast(operators), lambda: False)
 
-    def _measure_all(self, wanted: _Wanted, is_spent: Callable[[], bool]) -> None:
+    def _measure_all(self, operators: _Queue, is_spent: Callable[[], bool]) -> None:
         """Measure operators one after the other until the budget is spent by rank 0's clock, but at least one."""
-        for number, (operator, predicted_us) in enumerate(wanted):
+        for number, (operator, predicted_us) in enumerate(operators):
             if self.processes.broadcast(number > 0 and is_spent()):
                 break
             self._measure(operator, predicted_us)
             if self.progress is not None and self.processes.rank == 0:
-                self.progress("operators", number + 1, len(wanted))
+                self.progress("operators", number + 1, len(operators))
 
     def _measure(self, operator: _Operator, predicted_us: float) -> None:
         graph = self.model.in_micro_batches(operator.micro_batches).graph
         op = graph.operators[operator.name]
         trial = OperatorTrial.of(op, operator.config, graph, self.model.backward, predicted_us)
-        timed = self.processes.gather(self.timer.time(trial))
+        times = self.processes.gather(self.timer.time(trial))
         if self.processes.rank == 0:
             work = self._work_items[operator]
-            if any(each is None for each in timed):
+            if any(t is None for t in times):
                 self._failed.add(work.key)
             else:
-                self.store.add([slowest_of(work, [each for each in timed if each is not None])])
+                self.store.add([slowest_of(work, [t for t in times if t is not None])])
 
-    def _wanted(self, plan: Plan, is_first: bool) -> _Wanted:
+    def _next_operators(self, plan: Plan, is_first: bool) -> _Queue:
         """Return the operators to measure next, largest first: those of the plan, then those of what no plan should be
         slower than, data parallelism and, beside stages, the fastest plan without; or else those of the frontier.
 
@@ -164,35 +164,35 @@ class MeasuredSearch:
         """
         parts = parts_of(plan)
         least_us = self._least_worth_us(parts)
-        of_plan = self._of_plan(plan)
+        of_plan = self._unmeasured_of_plan(plan)
         if is_first or not of_plan:
-            wanted = {self._work_items[operator].key for operator, _ in of_plan}
-            alone = plan.frontier.fastest_without_stages(self.limit_bytes) if len(plan.stages) > 1 else None
-            without = [] if alone is None else [part_of(*alone)]
-            baselines = [_of_data_parallelism(part.frontier) for part in (*parts, *without)]
-            others = self._unmeasured([*without, *baselines], least_us)
-            of_plan += [each for each in others if self._work_items[each[0]].key not in wanted]
+            keys = {self._work_items[operator].key for operator, _ in of_plan}
+            fastest = plan.frontier.fastest_without_stages(self.limit_bytes) if len(plan.stages) > 1 else None
+            unstaged = [] if fastest is None else [part_of(*fastest)]
+            baselines = [_data_parallel_part(part.frontier) for part in (*parts, *unstaged)]
+            others = self._unmeasured([*unstaged, *baselines], least_us)
+            of_plan += [pair for pair in others if self._work_items[pair[0]].key not in keys]
         return of_plan or self._unmeasured(parts_of_points(plan.frontier), least_us)
 
-    def _of_plan(self, plan: Plan) -> _Wanted:
+    def _unmeasured_of_plan(self, plan: Plan) -> _Queue:
         """Return the operators of a plan that are still to be measured."""
         parts = parts_of(plan)
         return self._unmeasured(parts, self._least_worth_us(parts))
 
-    def _unmeasured(self, parts: Iterable[PlannedPart], least_us: float = 0.0) -> _Wanted:
-        wanted: dict[str, tuple[_Operator, float]] = {}
+    def _unmeasured(self, parts: Iterable[PlannedPart], least_us: float = 0.0) -> _Queue:
+        by_key: dict[str, tuple[_Operator, float]] = {}
         for part in parts:
             for name, config in part.pairs(self.model):
                 operator = _Operator(name, config, part.micro_batches)
                 work = self._work_items.get(operator) or work_of(part.frontier, name, config)
                 if work is None or not work.key or work.key in self._failed:
                     continue
-                if work.key not in wanted and work.key not in self.store.measured:
+                if work.key not in by_key and work.key not in self.store.measured:
                     predicted_us = part.frontier.costing.compute.time_ns(work) / 1e3
                     if predicted_us >= least_us:
-                        wanted[work.key] = (operator, predicted_us)
+                        by_key[work.key] = (operator, predicted_us)
                         self._work_items[operator] = work
-        return sorted(wanted.values(), key=lambda each: -each[1])
+        return sorted(by_key.values(), key=lambda pair: -pair[1])
 
     def _least_worth_us(self, parts: Sequence[PlannedPart]) -> float:
         """Return the least predicted microseconds of an operator that is worth measuring.
@@ -224,7 +224,7 @@ class MeasuredSearch:
         }
 
 
-def _of_data_parallelism(frontier: ModelFrontier) -> PlannedPart:
+def _data_parallel_part(frontier: ModelFrontier) -> PlannedPart:
     """Return data parallelism, as far as it is in the searched space; forced configs may exclude some operators'."""
     batch = data_parallel.configs(BaselineTask(frontier.costing, frontier.mesh, frontier.built.space))
     configs = {
@@ -236,19 +236,19 @@ def _of_data_parallelism(frontier: ModelFrontier) -> PlannedPart:
     return PlannedPart(frontier, configs)
 
 
-def slowest_of(work: WorkItem, timed: list[Timed]) -> Measured:
+def slowest_of(work: WorkItem, times: list[Timed]) -> Measured:
     """Return the measurement of the slowest rank."""
-    slowest = max(timed, key=lambda each: each.forward_us + each.backward_us)
-    return Measured(work, slowest.forward_us, slowest.backward_us, max(each.spread for each in timed))
+    slowest = max(times, key=lambda t: t.forward_us + t.backward_us)
+    return Measured(work, slowest.forward_us, slowest.backward_us, max(t.spread for t in times))
 
 
-def parse_budget(given: float | int | str) -> float:
+def parse_budget(budget: float | int | str) -> float:
     """Return seconds, from a number or a text such as ``60s`` or ``2min``.
 
     Raises:
         InputError: it is neither, or not above 0.
     """
-    text = str(given).strip().lower()
+    text = str(budget).strip().lower()
     for suffix, scale in (("min", 60.0), ("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("", 1.0)):
         if text.endswith(suffix):
             try:
@@ -257,7 +257,7 @@ def parse_budget(given: float | int | str) -> float:
                 continue
             if 0 < seconds < float("inf"):
                 return seconds
-    raise InputError(f"a budget for profiling is a time above 0 such as '60s' or '2min', got {given!r}")
+    raise InputError(f"a budget for profiling is a time above 0 such as '60s' or '2min', got {budget!r}")
 
 
 def opened_store(processes: Processes) -> Store:
@@ -273,10 +273,10 @@ def _refuse_unmeasurable(option: str, request: Request) -> None:
         raise InputError(
             "option 'profiling' compares parallelisms and measures none of their operators; leave out the profiling budget"
         )
-    here, there = TensorFlowEngine().device_name(), request.hardware.device.name
-    if here != there:
+    own, target = TensorFlowEngine().device_name(), request.hardware.device.name
+    if own != target:
         raise InputError(
-            f"operators of {request.hardware.name} can't be measured here: its device is {there!r}, this one {here!r}; "
+            f"operators of {request.hardware.name} can't be measured here: its device is {target!r}, this one {own!r}; "
             "leave out the profiling budget, or plan for what tensoropt calibrate wrote on this machine"
         )
 
@@ -311,10 +311,10 @@ def find_measured(
     # Where no trial follows, stages that nobody asked for must pay by more than predictions are off.
     runs_here = processes.size > 1 and option == "mini_time" and parallelism in (None, processes.size, [processes.size])
     is_tried = first_values is not None and not request.force and runs_here
-    worth = WORTH_TRYING if is_tried or is_asked else WORTH_STAGES
+    share = WORTH_TRYING if is_tried or is_asked else WORTH_STAGES
 
-    def search(known: MeasuredOperators) -> Plan:
-        return find_answer(option, replace(request, known=known, worth_stages=worth), parallelism)
+    def search(measured: MeasuredOperators) -> Plan:
+        return find_answer(option, replace(request, known=measured, worth_stages=share), parallelism)
 
     with closing(opened_store(processes)) as store:
         timer = OperatorTimer(ranks_per_core=processes.ranks_per_core)

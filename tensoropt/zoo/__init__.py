@@ -72,9 +72,9 @@ def sized(text: str, batch: int | None = None) -> Callable[[], tf.Tensor]:
     Raises:
         InputError: there is no such model, or it has no such size, or a size isn't a positive integer or is given twice.
     """
-    name, has_sizes, rest = text.partition(":")
+    name, has_sizes, sizes_text = text.partition(":")
     function = find(name)
-    sizes = sizes_of(function, rest, f"zoo:{text}") if has_sizes else {}
+    sizes = sizes_of(function, sizes_text, f"zoo:{text}") if has_sizes else {}
     if batch is not None and sizes.setdefault("batch", batch) != batch:
         raise InputError(f"model 'zoo:{text}' has batch={sizes['batch']}, got --batch {batch}; give one of them")
     return partial(function, **sizes)
@@ -89,8 +89,8 @@ def sizes_of(function: Callable[..., object], text: str, model: str) -> dict[str
     Raises:
         InputError: it has no such size, or a size isn't a positive integer or is given twice.
     """
-    known = inspect.signature(function).parameters.values()
-    names = [each.name for each in known if each.annotation in ("int", "int | None", int) or type(each.default) is int]
+    parameters = inspect.signature(function).parameters.values()
+    names = [p.name for p in parameters if p.annotation in ("int", "int | None", int) or type(p.default) is int]
     sizes: dict[str, int] = {}
     for part in text.split(","):
         size, _, value = part.partition("=")

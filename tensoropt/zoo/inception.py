@@ -73,8 +73,8 @@ def inception_v3(
     x = _reduced(x, "reduction_1", divisor, ((3, 384),), ((1, 64), (3, 96), (3, 96)))
     for number in range(repeats[1]):
         x = _factorised(x, f"factorised_{number + 1}", divisor, (128, 160, 160, 192)[min(number, 3)])
-    long: tuple[tuple[Kernel, int], ...] = ((1, 192), ((1, 7), 192), ((7, 1), 192), (3, 192))
-    x = _reduced(x, "reduction_2", divisor, ((1, 192), (3, 320)), long)
+    kernels: tuple[tuple[Kernel, int], ...] = ((1, 192), ((1, 7), 192), ((7, 1), 192), (3, 192))
+    x = _reduced(x, "reduction_2", divisor, ((1, 192), (3, 320)), kernels)
     for number in range(repeats[2]):
         x = _coarse(x, f"coarse_{number + 1}", divisor)
     return mean_loss(dense(tf.reduce_mean(x, [1, 2]), classes, "logits"), labels)

@@ -46,8 +46,8 @@ def bert_large(
         x = tf.reshape(x + weights("positions", [length, width]), [batch * length, width])
         x = layer_norm(x, "norm", 1e-12)
     with v1.name_scope("mask"):
-        seen = tf.cast(words("is_word", batch, length), DTYPE)
-        bias = tf.reshape((1.0 - seen) * -10000.0, [batch, 1, 1, length])
+        mask = tf.cast(words("is_word", batch, length), DTYPE)
+        bias = tf.reshape((1.0 - mask) * -10000.0, [batch, 1, 1, length])
     for number in range(layers):
         with v1.variable_scope(f"layer_{number + 1}"):
             q, k, v = (to_heads(dense(x, width, part), length, heads) for part in ("query", "key", "value"))
@@ -126,8 +126,8 @@ def _rms_norm(x: tf.Tensor, name: str) -> tf.Tensor:
 def _rotations(length: int, depth: int) -> tuple[np.ndarray, np.ndarray]:
     """Return cosine and sine of each position's angles, [length, depth], both halves of the depth alike."""
     angles = np.arange(length)[:, None] * 500000.0 ** -(np.arange(0, depth, 2) / depth)
-    both = np.concatenate([angles, angles], axis=1)
-    return np.cos(both), np.sin(both)
+    doubled = np.concatenate([angles, angles], axis=1)
+    return np.cos(doubled), np.sin(doubled)
 
 
 def _rotated(x: tf.Tensor, rotation: tuple[tf.Tensor, ...]) -> tf.Tensor:

@@ -69,15 +69,15 @@ def nmt(batch: int = 256, steps: int = 40, layers: int = 2, hidden: int = 1024, 
     y = _embedded(words("target_words", batch, steps), vocabulary, hidden, "target_embedding")
     for number, state in enumerate(states):
         y, _ = _lstm(y, steps, hidden, f"decoder_{number + 1}", state)
-    attended = _attention(y, x, steps)
-    return mean_loss(dense(attended, vocabulary, "logits"), words("next_words", batch, steps))
+    outputs = _attention(y, x, steps)
+    return mean_loss(dense(outputs, vocabulary, "logits"), words("next_words", batch, steps))
 
 
 def _embedded(numbers: tf.Tensor, vocabulary: int, width: int, name: str) -> tf.Tensor:
     """Return rows of [batch * steps, width] from word numbers [batch, steps]."""
     with v1.variable_scope(name):
-        looked_up = tf.gather(weights("weights", [vocabulary, width]), numbers)
-        return tf.reshape(looked_up, [numbers.shape[0] * numbers.shape[1], width])
+        rows = tf.gather(weights("weights", [vocabulary, width]), numbers)
+        return tf.reshape(rows, [numbers.shape[0] * numbers.shape[1], width])
 
 
 def _unrolled(
@@ -112,20 +112,20 @@ def _lstm(x: tf.Tensor, steps: int, hidden: int, name: str, state: State | None 
 
         def step(part: tf.Tensor, state: State | None) -> State:
             gates = part if state is None else part + tf.matmul(state[0], recurrent)
-            into, forget, out, new = tf.unstack(tf.reshape(gates, [gates.shape[0], hidden, 4]), axis=2)
-            cell = tf.sigmoid(into) * tf.tanh(new)
+            input_gate, forget_gate, output_gate, new = tf.unstack(tf.reshape(gates, [gates.shape[0], hidden, 4]), axis=2)
+            cell = tf.sigmoid(input_gate) * tf.tanh(new)
             if state is not None:
-                cell += tf.sigmoid(forget) * state[1]
-            return tf.sigmoid(out) * tf.tanh(cell), cell
+                cell += tf.sigmoid(forget_gate) * state[1]
+            return tf.sigmoid(output_gate) * tf.tanh(cell), cell
 
         return _unrolled(dense(x, 4 * hidden, "input"), steps, step, state)
 
 
-def _attention(decoded: tf.Tensor, encoded: tf.Tensor, steps: int) -> tf.Tensor:
+def _attention(outputs: tf.Tensor, sources: tf.Tensor, steps: int) -> tf.Tensor:
     """Return tanh(C + D): a context from the encoder's outputs for each of the decoder's, both projected."""
-    width = decoded.shape[1]
+    width = outputs.shape[1]
     with v1.variable_scope("attention"):
-        queries, keys = (tf.reshape(rows, [rows.shape[0] // steps, steps, width]) for rows in (decoded, encoded))
+        queries, keys = (tf.reshape(rows, [rows.shape[0] // steps, steps, width]) for rows in (outputs, sources))
         shares = tf.nn.softmax(tf.einsum("bth,bsh->bts", queries, keys))
-        context = tf.reshape(tf.einsum("bts,bsh->bth", shares, keys), decoded.shape)
-        return tf.tanh(dense(context, width, "context") + dense(decoded, width, "decoded", use_bias=False))
+        context = tf.reshape(tf.einsum("bts,bsh->bth", shares, keys), outputs.shape)
+        return tf.tanh(dense(context, width, "context") + dense(outputs, width, "decoded", use_bias=False))

@@ -34,8 +34,8 @@ def transformer(
 
     def embedded(name: str) -> tf.Tensor:
         with v1.name_scope(name):
-            looked_up = tf.gather(table, words(name, batch, length)) * float(np.sqrt(width)) + positions
-            return tf.reshape(looked_up, [batch * length, width])
+            rows = tf.gather(table, words(name, batch, length)) * float(np.sqrt(width)) + positions
+            return tf.reshape(rows, [batch * length, width])
 
     x = embedded("source_words")
     for number in range(layers):

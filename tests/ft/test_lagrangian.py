@@ -123,5 +123,5 @@ def test_nothing_is_looked_for_near_what_is_known() -> None:
     problem = build(np.random.default_rng(2), [4] * n, pairs, Costs(10**4))
     true = search(problem)
     known = Found(true.mem_bytes, true.time_ns, true.strategies)
-    several = [lagrangian(WeightedSearch(problem), known=found, gap=0.05) for found in (None, known)]
+    several = [lagrangian(WeightedSearch(problem), points=found, gap=0.05) for found in (None, known)]
     assert len(several[1].lines) < len(several[0].lines) < len(lagrangian(WeightedSearch(problem)).lines)

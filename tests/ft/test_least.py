@@ -199,7 +199,7 @@ def test_layers_that_are_alike_are_searched_once(max_cells: int) -> None:
         tuple(Edge(e.source, e.target, e.mem_bytes.copy(), e.time_ns.copy()) for e in edges),
     )
     together, apart = WeightedSearch(shared, max_cells), WeightedSearch(copies, max_cells)
-    given = len(together.plan.given)
+    given = len(together.plan.costs)
     assert len(set(together.plan.same[given:])) < (len(together.plan.same) - given) * 2 / 3
     apart.plan.same[:] = range(len(apart.plan.same))
     for weights in WEIGHTS:
@@ -253,7 +253,7 @@ def test_shares_between_those_of_two_weights_are_as_good() -> None:
     for _, search, _ in searches(range(30), 4, entangled_problem):
         ends = [search.tightened(weights)[-1] for weights in ((900.0, 100.0), (100.0, 900.0))]
         start = mixed(*(search.shares[end.weights] for end in ends), (0.25, 0.75))
-        first = search.tightened((300.0, 700.0), shares=start, known=0.0)
+        first = search.tightened((300.0, 700.0), shares=start, upper_bound=0.0)
         assert len(first) == 1
         rounding = 2 * sum(len(step.buckets) for step in search.plan.steps)
         assert first[0].bound >= 0.25 * ends[0].bound + 0.75 * ends[1].bound - rounding

@@ -60,7 +60,7 @@ class SlowOneCommunicator:
 class PlainEngine:
     """An engine that makes the calls and computes nothing between them."""
 
-    def among(self, calls, is_early, between):
+    def among(self, calls, is_early, compute):
         return lambda: [call(np.ones(count, np.float32)) for count, call in calls]
 
 

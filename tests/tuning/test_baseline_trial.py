@@ -84,7 +84,7 @@ def test_a_plan_with_stages_is_tried_beside_the_fastest_without_and_data_paralle
         given.append([runs_as(each) for each in plans])
         return list(seconds)
 
-    with patch.object(BaselineTrial, "_measured", measured):
+    with patch.object(BaselineTrial, "_median_seconds", measured):
         first, again = (trial.winner(plan, lambda compute: compute()) for _ in range(2))
     (runs,) = given  # what was measured is kept
     assert len(set(runs)) == len(runs) == 3 and runs[0] == runs_as(plan)

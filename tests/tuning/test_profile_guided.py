@@ -32,7 +32,7 @@ from tensoropt.search.baselines.task import BaselineTask
 from tensoropt.search.frontiers.find_frontier import ModelFrontier
 from tensoropt.search.options import find_answer, mini_time
 from tensoropt.tuning.planned_parts import part_of, parts_of, work_of
-from tensoropt.tuning.profile_guided import NEGLIGIBLE, MeasuredSearch, _of_data_parallelism, find_measured, parse_budget
+from tensoropt.tuning.profile_guided import NEGLIGIBLE, MeasuredSearch, _data_parallel_part, find_measured, parse_budget
 
 ALONE = Processes(0, 1, ("here",))
 DEVICES = 2
@@ -146,7 +146,7 @@ def test_the_fastest_plan_without_stages_is_measured_beside_one_with_stages():
     without = part_of(*frontier.fastest_without_stages(None))
     graph = without.frontier.model.graph
     assert {name for name, _ in without.pairs(model)} == {op.name for op in graph.step_operators if op.updates is None}
-    searching._measure_all(searching._wanted(plan, is_first=True), lambda: False)
+    searching._measure_all(searching._next_operators(plan, is_first=True), lambda: False)
     works = [work for pair in without.pairs(model) if (work := work_of(without.frontier, *pair)) and work.key]
     times_us = {work.key: without.frontier.costing.compute.time_ns(work) / 1e3 for work in works}
     left_us = sum(time_us for key, time_us in times_us.items() if key not in searching.store.measured)
@@ -235,7 +235,7 @@ def test_data_parallelism_comes_behind_the_first_plan(model):
     first = mini_time(Request(model, here(), None), DEVICES)
     frontier = first.frontier
     assert isinstance(frontier, ModelFrontier)
-    alone, both = (searching(model, Machine(), Store(None, "here"))._wanted(first, is_first) for is_first in (False, True))
+    alone, both = (searching(model, Machine(), Store(None, "here"))._next_operators(first, flag) for flag in (False, True))
     assert both[: len(alone)] == alone and len(both) > len(alone)
     batch = data_parallel.configs(BaselineTask(frontier.costing, frontier.mesh, frontier.built.space))
     assert all(batch[op.name] == op.config != first.stages[0].strategy.configs[op.name] for op, _ in both[len(alone) :])
@@ -243,8 +243,8 @@ def test_data_parallelism_comes_behind_the_first_plan(model):
     forced = mini_time(Request(model, here(), None, {"MatMul": {"m": 1}}), DEVICES).frontier
     assert isinstance(forced, ModelFrontier)
     products = {op.name for op in model.graph.step_operators if op.type == "MatMul"}
-    assert products & set(_of_data_parallelism(frontier).configs)
-    assert not products & set(_of_data_parallelism(forced).configs)
+    assert products & set(_data_parallel_part(frontier).configs)
+    assert not products & set(_data_parallel_part(forced).configs)
 
 
 def test_what_cannot_run_by_itself_is_predicted_and_tried_once(model):
