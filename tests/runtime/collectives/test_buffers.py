@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 
 from tensoropt.costs.collective_workspace import CONNECTION_BYTES, nccl_bytes
 from tensoropt.profiling.hardware import named
-from tensoropt.profiling.hardware.rates import Origin
 from tensoropt.runtime.collectives.receive_buffers import ALIGNMENT, aligned_empty, keep_freed_memory
 
 
@@ -52,9 +50,3 @@ def test_nccl_s_buffers_are_those_that_were_reported() -> None:
     assert taken("h100-2x8") - taken("h100-1x8") == 512 << 20
     assert taken("h100-2x8", 1) < taken("h100-2x8", 1, 2) < taken("h100-1x8")
     assert taken("l4-1x4") == 2 * 4 * CONNECTION_BYTES
-
-
-def test_stages_take_mpi_s_memory() -> None:
-    by_nccl = replace(named("h100-1x8"), measured=Origin("2026-11-29", "", 1, collectives="tensorflow", is_by_nccl=True))
-    assert by_nccl.by_mpi().measured == Origin("2026-11-29", "", 1)
-    assert named("h100-1x8").by_mpi() == named("h100-1x8")

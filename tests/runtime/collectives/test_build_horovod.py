@@ -32,19 +32,3 @@ def test_what_is_missing_is_said_with_what_to_install(tmp_path: Path, monkeypatc
     assert build_horovod.missing(tmp_path) == ["g++", "cmake", "make", "libhighwayhash-dev", "libfarmhash-dev"]
     with pytest.raises(InputError, match=r"no g\+\+, no cmake.*apt install g\+\+ cmake make"):
         build_horovod.build_wheel(tmp_path)
-
-
-def test_what_pip_cannot_do_is_a_sentence(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TENSOROPT_CACHE", "off")
-    monkeypatch.setattr(build_horovod, "build_wheel", lambda folder: folder / "none.whl")
-    assert build_horovod.main() == 2
-    assert "tensoropt: Horovod can't be made ready: pip install failed; what it said is above" in capfd.readouterr().err
-
-
-def test_wheels_are_kept_by_what_they_were_built_against(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TENSOROPT_CACHE", str(tmp_path))
-    folder = build_horovod.wheel_folder()
-    assert folder is not None and folder.parent == tmp_path / "horovod"
-    assert tf.__version__ in folder.name and build_horovod.VERSION in folder.name
-    monkeypatch.setenv("TENSOROPT_CACHE", "off")
-    assert build_horovod.wheel_folder() is None
