@@ -82,7 +82,7 @@ def in_graph_bytes(step: RankStep | RankHalo, item_bytes: int) -> int:
         # Parts are cut out and put in a row; where they are uneven, out of that again, padded, and in another row.
         alive.append((0 if step.send_in_place else 2 * local) if is_even else 3 * local + 2 * padded)
     if step.kind in ("all_reduce", "reduce_scatter"):
-        alive.append(2 * wider * padded + most)
+        alive.append(2 * wider * padded + wider * most)
     elif not is_even or not step.recv_in_place:
         alive.append(padded + 2 * result)
     elif step.kind == "all_gather":

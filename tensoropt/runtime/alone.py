@@ -1,4 +1,7 @@
-"""Let rank 0 go on alone, with all of its machine's cores, where one device is as fast as several."""
+"""Let rank 0 go on alone, on any of its machine's cores, where one device is as fast as several.
+
+Its operators keep the threads that ranks began with: TensorFlow sizes its pools once.
+"""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Request:
 
     @property
     def asks_for_stages(self) -> bool:
-        """Whether plans with stages are asked for: by their numbers, or by a placement of operators."""
+        """Whether a user asks for plans with stages, by numbers of stages or by placing operators on devices."""
         return bool(self.placed) or max(self.stages or (1,)) > 1
 
 

@@ -134,7 +134,7 @@ class _Start:
                     goes_alone = self.options.goes_alone and not Live.count and could_go_alone(context.processes)
                     if goes_alone and plan.splits_nothing:
                         plan = self._found(replace(self.options, parallelism=1), model, partial(first_values, captured))
-                        display.say("one device is as fast: rank 0 goes on alone, with all of the machine's cores")
+                        display.say("one device is as fast: rank 0 goes on alone")
                         go_alone(context.processes)
             values = first_values(captured)
             execution = execute(plan, model, values, context.processes, self.collectives, display, values_are_exchanged=True)

@@ -113,7 +113,7 @@ def save(
 
 @dataclass(frozen=True)
 class Beside:
-    """What a checkpoint has beside the state.
+    """What a checkpoint holds beside the variables of a model and its optimizer.
 
     Attributes:
         metadata, objects: as for :func:`save`.

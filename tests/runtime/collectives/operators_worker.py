@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import socket
@@ -21,12 +22,15 @@ from oracles.shards import scatter
 from oracles.steps import legal_steps
 
 from tensoropt.common.errors import TensorOptError
+from tensoropt.costs.collective_workspace import in_graph_bytes
 from tensoropt.lowering.resharding.in_graph import GraphBackend
 from tensoropt.lowering.resharding.path_callbacks import CollectiveRequest
+from tensoropt.profiling.trace import traced_step
 from tensoropt.reschedule.halo import LOWEST, ZERO, HaloStep, Window
 from tensoropt.reschedule.layout import Layout, Shape
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import Path
+from tensoropt.reschedule.rank_steps import rank_step
 from tensoropt.reschedule.simulate import simulate, simulate_all_reduce
 from tensoropt.reschedule.steps import COMMUNICATING
 from tensoropt.runtime.collectives import tensorflow_server
@@ -97,6 +101,38 @@ def check_random_paths(backend: GraphBackend, shape: Shape, count: int) -> None:
             dtype = (SUMMED if sums else MOVED)[len(cases) % len(SUMMED if sums else MOVED)]
             cases.append((path, shards_of(path, len(cases), dtype)))
     check_paths(backend, cases)
+
+
+def check_memory(backend: GraphBackend) -> None:
+    """The operators of a step have no more at once than is foretold, and in all not much less."""
+    last, seen, sums = backend.mesh.n_devices - 1, set(), np.zeros(2)
+    for shape, dtype in (((240, 64, 96), tf.float32), ((241, 63, 97), tf.bfloat16)):
+        for layout in all_layouts(backend.mesh, shape):
+            for step in (each for each in legal_steps(layout, shape) if each.communicates):
+                largest = rank_step(step, shape, last)
+                case = shape, step.kind, largest.send_in_place
+                if case not in seen:
+                    taken = taken_bytes(backend, Path(layout, step.target, (step,), shape), dtype)
+                    foretold = in_graph_bytes(largest, dtype.size)
+                    assert taken <= foretold + (1 << 16), f"{case}: {taken} bytes, foretold {foretold}"
+                    sums += taken, foretold
+                seen.add(case)
+    assert sums[0] > sums[1] / 2, sums
+
+
+def taken_bytes(backend: GraphBackend, path: Path, dtype: tf.DType) -> int:
+    """Return the most bytes that any rank has allocated at once beside a path's operand and result."""
+    emitter, own = backend.emitter(), rank_step(path.steps[0], path.shape, RANK)
+
+    def body(shard: tf.Tensor) -> tf.Tensor:
+        return emitter.emit(path, [shard], CollectiveRequest("a/test", "", "sum"))[0]
+
+    function = tf.function(body, autograph=False).get_concrete_function(tf.TensorSpec([None] * 3, dtype))
+    shard = tf.zeros(own.local_shape, dtype)
+    results = [function(shard)]
+    COMM.barrier()
+    trace = traced_step(lambda: results.append(function(shard)))
+    return max(COMM.allgather(trace.peak_bytes - math.prod(own.result_shape) * dtype.size))
 
 
 def check_halos(backend: GraphBackend) -> None:
@@ -274,6 +310,8 @@ def main() -> None:
         assert kinds == set(COMMUNICATING), kinds
         for shape in [(5, 7), (3, 4, 6)]:
             check_random_paths(backend, shape, 40 if everything else 10)
+        if sys.argv[1] == "tensorflow" and COMM.size == 3:
+            check_memory(backend)
         check_halos(backend)
         if backend.collectives.in_rank_order:
             check_order_of_sums(backend)
