@@ -58,10 +58,6 @@ def test_each_rank_has_the_gpu_of_its_number_on_its_machine(n_gpus: int, n_machi
     assert shares(bound, hosts, False) == [gpu for (gpu,) in bound]
 
 
-def test_ranks_without_gpus_have_none() -> None:
-    assert shares([(), ()], ["a", "a"], False) is None
-
-
 @pytest.mark.parametrize(
     ("seen", "is_shared", "said"),
     [
@@ -77,7 +73,8 @@ def test_what_can_not_be_shared_out_is_refused(seen: list[tuple[Gpu, ...]], is_s
         shares(seen, ["a"] * len(seen), is_shared)
 
 
-def test_ranks_may_share_for_trying_out() -> None:
+def test_ranks_may_have_none_or_share_for_trying_out() -> None:
+    assert shares([(), ()], ["a", "a"], False) is None
     every = a_gpu(0), a_gpu(1)
     assert shares([every] * 4, ["a"] * 4, True) == [every[0], every[1], every[0], every[1]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from tensoropt.costs.collective_workspace import CONNECTION_BYTES, nccl_bytes
 from tensoropt.profiling.hardware import named
+from tensoropt.runtime import context
 from tensoropt.runtime.collectives.receive_buffers import ALIGNMENT, aligned_empty, keep_freed_memory
 
 
@@ -50,3 +52,10 @@ def test_nccl_s_buffers_are_those_that_were_reported() -> None:
     assert taken("h100-2x8") - taken("h100-1x8") == 512 << 20
     assert taken("h100-2x8", 1) < taken("h100-2x8", 1, 2) < taken("h100-1x8")
     assert taken("l4-1x4") == 2 * 4 * CONNECTION_BYTES
+
+
+def test_a_catalogued_cluster_is_charged_what_runs_collectives_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    for is_running, is_by_nccl, expected in ((False, False, "mpi"), (True, False, "tensorflow"), (True, True, "nccl")):
+        monkeypatch.setattr(context, "is_running", lambda: is_running)  # noqa: B023
+        monkeypatch.setattr(context, "is_by_nccl", lambda: is_by_nccl)  # noqa: B023
+        assert context.Context("h100-1x8", 0).hardware == replace(named("h100-1x8"), run_by=expected)
