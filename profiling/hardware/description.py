@@ -15,7 +15,7 @@ import json
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -121,6 +121,7 @@ class Hardware:
             in (0, 1]; 1 where a device doesn't compute while it communicates, as in Equation (3) of the TensorOpt paper.
         topology: the devices and links as a graph, which the simulator goes by; None where only the levels are known.
         price_per_hour: what a device costs for an hour, in a currency of the user's; None if that isn't known.
+        run_by: what runs collectives here (``mpi``, ``tensorflow``, ``nccl``), where that wasn't measured; not in files.
     """
 
     name: str
@@ -135,6 +136,7 @@ class Hardware:
     exposed_share: float = 1.0
     topology: Topology | None = None
     price_per_hour: float | None = None
+    run_by: str = "mpi"
 
     def __post_init__(self) -> None:
         checks.text(self.name, "name")
@@ -235,12 +237,6 @@ class Hardware:
         link.
         """
         return self.exposed_share if mesh.levels[0].count > 1 or self.levels[0].count == 1 else 1.0
-
-    def by_mpi(self) -> Hardware:
-        """Return this hardware with collectives by MPI, as those of stages are, for what they take of memory."""
-        if self.measured is None:
-            return self
-        return replace(self, measured=replace(self.measured, collectives="mpi", is_by_nccl=False))
 
     def basis(self) -> str:
         """Return in words what the times of operators rest on."""

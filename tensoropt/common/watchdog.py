@@ -19,7 +19,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -77,6 +78,16 @@ class ChainState:
     def end(self) -> None:
         self.since_s = None
 
+    @contextmanager
+    def within(self, what: str, may_compute: bool = False) -> Iterator[None]:
+        """Return a context of a wait; after it the one around it goes on, if there is one."""
+        around = vars(self).copy()
+        self.begin(what, may_compute)
+        try:
+            yield
+        finally:
+            vars(self).update(around)
+
 
 def tell_of(target: object, state: ChainState, names: Iterable[str]) -> None:
     """Wrap methods of one object, by name, so that ``state`` shows each call.
@@ -89,11 +100,8 @@ def tell_of(target: object, state: ChainState, names: Iterable[str]) -> None:
 
 def _telling(method: Callable[..., Any], state: ChainState, name: str) -> Callable[..., Any]:
     def telling(*arguments: Any, **named: Any) -> Any:
-        state.begin(name)
-        try:
+        with state.within(name):
             return method(*arguments, **named)
-        finally:
-            state.end()
 
     return telling
 

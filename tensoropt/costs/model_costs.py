@@ -21,10 +21,11 @@ def costing_of(model: Model, hardware: Hardware, mesh: Mesh, known: MeasuredOper
     Of unequal devices the slowest one's are returned: a step whose operators are split evenly waits for it.
     """
     origin = hardware.measured
+    run_by = hardware.run_by if origin is None else "nccl" if origin.is_by_nccl else origin.collectives
     reshardings = ReshardingCosting(
         *(mesh, collective_costs(hardware, mesh), hardware.exposed_share_on(mesh)),
-        in_graph=origin is not None and origin.collectives == "tensorflow",
-        nccl_bytes_per_s=hardware.levels[-1].bytes_per_s if origin is not None and origin.is_by_nccl else None,
+        in_graph=run_by in ("tensorflow", "nccl"),
+        nccl_bytes_per_s=hardware.levels[-1].bytes_per_s if run_by == "nccl" else None,
     )
     speed = 1.0 if hardware.topology is None else hardware.topology.slowest(mesh.n_devices)
     costs = OperatorCosts(hardware, known.measured, known.is_cautious, speed)

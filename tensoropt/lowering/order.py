@@ -35,7 +35,7 @@ CALLBACK = "PyFunc"
 """The type of a callback's operator. Its first operand is its turn in a chain."""
 COLLECTIVE_TYPES = frozenset(
     (
-        "PyFunc CollectiveReduceV2 CollectiveGatherV2 CollectiveAllToAllV2 "
+        "PyFunc CollectiveReduceV2 CollectiveReduceScatterV2 CollectiveGatherV2 CollectiveAllToAllV2 "
         "HorovodAllreduce HorovodAllgather HorovodAlltoall"
     ).split()
 )

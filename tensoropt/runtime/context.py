@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, cached_property
 from itertools import zip_longest
 from typing import Any
@@ -16,7 +17,8 @@ from ..common.progress import NOT_SHOWN, Display
 from ..plan.plan import Plan
 from ..plan.reports import write_asked_report
 from ..profiling.hardware import Hardware, HardwareError, resolve
-from .execute import checked_collectives
+from .collectives.tensorflow_server import is_by_nccl, is_running
+from .execute import TENSORFLOW, checked_collectives
 from .failures.interruptions import STARTED_BY_RUN
 from .measuring.local_hardware import hardware_here, prepared_processes, warning_of, with_memory_now
 
@@ -68,7 +70,7 @@ class Context:
         warning = "" if isinstance(given, Hardware) else warning_of(hardware, is_strict=False, is_run_here=True)
         if warning and self.processes.rank == 0:
             print(f"tensoropt: {warning}", file=sys.stderr, flush=True)
-        return hardware
+        return replace(hardware, run_by="nccl" if is_by_nccl() else TENSORFLOW) if is_running() else hardware
 
     def on_first_rank(self, compute: Callable[[], Any]) -> Any:
         """Compute on rank 0 and return the result, or raise the error, on all ranks.

@@ -25,8 +25,7 @@ from .gpus import computes_on_gpu
 from .ranks import Processes, cores_of_a_rank
 
 if TYPE_CHECKING:
-    from .collectives.horovod import HorovodCollectives
-    from .collectives.tensorflow import TensorFlowCollectives
+    from ..lowering.resharding.in_graph import GraphCollectives
 
 MPI, TENSORFLOW, HOROVOD, EMULATED = "mpi", tensorflow_server.NAME, "horovod", "emulated"
 COLLECTIVES = (MPI, TENSORFLOW, HOROVOD, EMULATED)
@@ -83,8 +82,8 @@ def check_ranks(plan: Plan, processes: Processes, collectives: str) -> None:
         )
 
 
-def communicating(mesh: Mesh, part: Processes, collectives: str) -> tuple[Backend, Prepare | None]:
-    """Return the backend of a mesh's ranks, and what forms the groups of its collectives.
+def communicating(mesh: Mesh, part: Processes, collectives: str, in_stages: bool = False) -> tuple[Backend, Prepare | None]:
+    """Return the backend of a mesh's ranks, of a stage or of all, and what forms the groups of its collectives.
 
     Raises:
         InputError: these collectives can't be used here.
@@ -95,14 +94,14 @@ def communicating(mesh: Mesh, part: Processes, collectives: str) -> tuple[Backen
         from ..lowering.resharding.in_graph import GraphBackend
 
         with part.waiting_in(f"the start of collectives={collectives!r}"):
-            operators = graph_collectives(collectives, part, mesh)
+            operators = graph_collectives(collectives, part, mesh, in_stages)
         waiting, on_run = part.waiting[CRITICAL], part.begin_collective
         return GraphBackend(mesh, part.rank, operators, waiting, on_run), lambda axes: None
     return by_mpi(mesh, part)
 
 
-def graph_collectives(collectives: str, part: Processes, mesh: Mesh) -> TensorFlowCollectives | HorovodCollectives:
-    """Return collectives that are operators of the graph; every rank of ``part`` must call it.
+def graph_collectives(collectives: str, part: Processes, mesh: Mesh, in_stages: bool = False) -> GraphCollectives:
+    """Return collectives that are operators of the graph, a chain ``in_stages``; every rank of ``part`` must call it.
 
     Raises:
         InputError: they can't be used here, or differ between ranks.
@@ -111,7 +110,8 @@ def graph_collectives(collectives: str, part: Processes, mesh: Mesh) -> TensorFl
         tensorflow_server.check_running()
         from .collectives.tensorflow import TensorFlowCollectives
 
-        return TensorFlowCollectives(part.comm, mesh, tensorflow_server.is_chained())
+        is_chained, in_order = in_stages or tensorflow_server.is_chained(), os.environ.get("TENSOROPT_RANK_ORDER") != "0"
+        return TensorFlowCollectives(part.comm, mesh, is_chained, tensorflow_server.is_by_nccl(), in_order)
     from .collectives.horovod import HorovodCollectives
 
     return HorovodCollectives(part.comm, mesh, same_on_all(part))  # process sets are made while graphs are built

@@ -27,7 +27,7 @@ from ..program.step import step_program
 from ..sharding.model import Model
 from ..sharding.resharding import PathFinder, PlainCosts
 from .engine import Engine
-from .execute import EMULATED, HOROVOD, MPI, Agreement, check_ranks, communicating, runs_in_order, same_on_all, taking_part
+from .execute import EMULATED, HOROVOD, Agreement, check_ranks, communicating, runs_in_order, same_on_all, taking_part
 from .gpus import make_deterministic
 from .memory_check import check_available_memory, state_bytes
 from .plan_memory import PlanMemory
@@ -92,7 +92,7 @@ def execute(
     """
     stages = plan.cut(model)
     if len(plan.submeshes) > 1 and collectives == HOROVOD:
-        raise InputError("a plan with stages runs by collectives='mpi' or 'emulated', got 'horovod'; choose one of these")
+        raise InputError("a plan with stages runs by other collectives than 'horovod'; choose 'mpi' or 'tensorflow'")
     check_ranks(plan, processes, collectives)
     if plan.parallelism > 1:
         make_deterministic()
@@ -116,8 +116,7 @@ def execute(
         part = taking_part(plan.parallelism, processes)
         numbers = [number for number, view in enumerate(views) if part.rank in view.devices]
         own = part if len(plan.submeshes) == 1 else _of_stage(part, numbers[0])
-        # What is sent between submeshes goes by MPI, and so does the rest then.
-        backend, prepare = communicating(plan.stages[numbers[0]].mesh, own, collectives if own is part else MPI)
+        backend, prepare = communicating(plan.stages[numbers[0]].mesh, own, collectives, own is not part)
         backends, agree, in_order = dict.fromkeys(numbers, backend), Agreement(own, prepare), runs_in_order(part)
     names = [op.name for op in model.graph.variables] if values_are_exchanged and collectives != EMULATED else []
     asked = [op.name for number in backends for op in views[number].whole.graph.variables]

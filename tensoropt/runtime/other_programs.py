@@ -74,7 +74,6 @@ def peak_beside(execution: Execution, model: Model, hardware: Hardware, micro_ba
         InputError: the program can't run in so many micro-batches.
     """
     first, plan = execution.engine, execution.plan
-    hardware = hardware if len(plan.submeshes) == 1 else hardware.by_mpi()
     peaks: dict[tuple[int, ...], int] = {}
     for (_, sliced), stage in zip(_parts(first, model, micro_batches)[1], plan.stages, strict=True):
         view = sliced.view(inherited(sliced, stage.strategy))

@@ -188,12 +188,8 @@ class Processes:
     def waiting_in(self, what: str) -> Iterator[None]:
         """Count a collective, and record within this context that this rank waits in it."""
         self.begin_collective()
-        waiting = self.waiting[CRITICAL]
-        waiting.begin(what)
-        try:
+        with self.waiting[CRITICAL].within(what):
             yield
-        finally:
-            waiting.end()
 
     def broadcast(self, value: Value, what: str = "broadcast") -> Value:
         """Return rank 0's value (picklable) on every rank.

@@ -20,7 +20,7 @@ from tensoropt.common.errors import InputError
 from tensoropt.plan.plan import Plan
 from tensoropt.program.tasks import Task
 from tensoropt.runtime.engine import Engine
-from tensoropt.runtime.execute import EMULATED, MPI
+from tensoropt.runtime.execute import EMULATED, checked_collectives
 from tensoropt.runtime.execution import execute
 from tensoropt.runtime.ranks import Processes
 from tensoropt.runtime.step.step_emission import StepEmission
@@ -95,7 +95,7 @@ def held_to_programs() -> Iterator[None]:
 
 def engine_of(draw: Draw, plan: Plan, processes: Processes) -> Engine:
     """Return the engine that runs a plan on these processes."""
-    values, collectives = draw.model.first_values, EMULATED if processes.alone else MPI
+    values, collectives = draw.model.first_values, EMULATED if processes.alone else checked_collectives(None)
     engine = execute(plan, draw.model.model, lambda name: values[name], processes, collectives).engine
     if engine.stages.n == 1:
         engine.states[0].in_order |= draw.in_order

@@ -2,7 +2,7 @@
 
     mpirun -n N python -m mpi4py tests/one_device/worker.py SEED ...
 
-Every second one is trained as over a link.
+Every second one is trained as over a link. ``TENSOROPT_COLLECTIVES`` chooses the collectives.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from helpers.switches import graphs_as_built
 
 from one_device.drawing import drawn
 from one_device.running import check, over_links
+from tensoropt.runtime.collectives.tensorflow_server import is_running
 from tensoropt.runtime.measuring.local_hardware import prepared_processes
 
 
 def main(seeds: list[int]) -> None:
-    # Two chains of collectives, and a thread that computes beside them.
-    tf.config.threading.set_inter_op_parallelism_threads(3)
+    if not is_running():
+        # Two chains of collectives, and a thread that computes beside them.
+        tf.config.threading.set_inter_op_parallelism_threads(3)
     processes = prepared_processes()
     of_links = over_links(processes)
     n_trained = 0

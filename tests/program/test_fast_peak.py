@@ -18,11 +18,10 @@ from helpers.strategies import random_router, random_strategy
 
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.profiling.hardware import named
-from tensoropt.profiling.hardware.rates import Origin
 from tensoropt.program.fast_peak import Peaks, array_layout, peaks
 from tensoropt.program.peak import peak_of
 
-BY_NCCL = replace(named("v100-2x3"), measured=Origin("2026-11-29", "", 1, collectives="tensorflow", is_by_nccl=True))
+BY_NCCL = replace(named("v100-2x3"), run_by="nccl")
 HARDWARE = (named("v100-1x4"), named("v100-2x2"), BY_NCCL)
 MODELS = (zoo.mlp, zoo.cnn, zoo.fused_cnn, zoo.attention, zoo.windows, zoo.fourier, zoo.broadcasting)
 MODELS = (*MODELS, *composite.models.MODELS)

@@ -8,11 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 from helpers.mpirun import ROOT, run_ranks
 from helpers.nvml import GIB, a_driver
 
 from tensoropt.common.errors import InputError
 from tensoropt.runtime.gpus import Gpu, shares, take, visible_gpus
+from tensoropt.runtime.ranks import current_processes
+from tensoropt.tools.cli import doctor
 
 
 def a_gpu(number: int, name: str = "NVIDIA H100", gib: int = 80, mode: int = 0) -> Gpu:
@@ -55,10 +58,6 @@ def test_each_rank_has_the_gpu_of_its_number_on_its_machine(n_gpus: int, n_machi
     assert shares(bound, hosts, False) == [gpu for (gpu,) in bound]
 
 
-def test_ranks_without_gpus_have_none() -> None:
-    assert shares([(), ()], ["a", "a"], False) is None
-
-
 @pytest.mark.parametrize(
     ("seen", "is_shared", "said"),
     [
@@ -74,7 +73,8 @@ def test_what_can_not_be_shared_out_is_refused(seen: list[tuple[Gpu, ...]], is_s
         shares(seen, ["a"] * len(seen), is_shared)
 
 
-def test_ranks_may_share_for_trying_out() -> None:
+def test_ranks_may_have_none_or_share_for_trying_out() -> None:
+    assert shares([(), ()], ["a", "a"], False) is None
     every = a_gpu(0), a_gpu(1)
     assert shares([every] * 4, ["a"] * 4, True) == [every[0], every[1], every[0], every[1]]
 
@@ -88,6 +88,22 @@ def test_a_rank_sees_its_gpu_alone_and_lets_its_memory_grow() -> None:
     given = {"CUDA_VISIBLE_DEVICES": "GPU-7,GPU-8", "TF_FORCE_GPU_ALLOW_GROWTH": "false"}
     take(a_gpu(8), given)
     assert given == {"CUDA_VISIBLE_DEVICES": "8", "TF_FORCE_GPU_ALLOW_GROWTH": "false"}
+
+
+def test_a_process_alone_uses_one_gpu_and_the_doctor_says_what_is_amiss(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of four GPUs TensorFlow sees none: CUDA's libraries don't fit it."""
+    monkeypatch.setitem(sys.modules, "pynvml", a_driver(4))
+    assert current_processes.__wrapped__().size == 1
+    assert "this process computes on one of 4 GPUs; tensoropt run -n 4 SCRIPT uses all" in capsys.readouterr().err
+    monkeypatch.setattr(doctor, "_has_library", lambda name, folders: "nccl" not in name)
+    monkeypatch.setattr(tf.test, "is_built_with_cuda", lambda: True)
+    page = doctor.Page()
+    doctor._gpus(page, None, tf)
+    doctor._cuda(page, tf)
+    for said in ("4 GPUs want as many; tensoropt run -n 4", "CUDA's libraries or the driver don't fit", "libnccl.so: pip"):
+        assert said in "\n".join(page.missing)
 
 
 @pytest.mark.ranks

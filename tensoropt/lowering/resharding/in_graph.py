@@ -27,7 +27,7 @@ from ...reschedule.steps import Step
 from ..localise import local_shape, opaque
 from ..operators import Values
 from .local_steps import LocalSteps, shape_after
-from .path_callbacks import CollectiveRequest
+from .path_callbacks import CollectiveRequest, Runner
 from .reshard import Collective
 
 
@@ -36,6 +36,18 @@ class GraphCollectives(Protocol):
 
     joins: bool
     """Whether several sums should share a collective."""
+    in_rank_order: bool
+    """Whether numbers are added in the order of ranks, which gives the simulation's bits."""
+
+    @property
+    def reduce_scatter(self) -> Callable[[Axes, tf.Tensor, Sequence[Sequence[int]], str], tf.Tensor] | None:
+        """Return what gives each member its part of the sum, by the arguments of an all-to-all; None if there is nothing."""
+        ...
+
+    @property
+    def call(self) -> Callable[[Runner, Sequence[tf.Tensor], Sequence[tf.DType]], Values] | None:
+        """Return what emits a callback behind all collectives so far; None if these have no order."""
+        ...
 
     def running(self) -> AbstractContextManager[None]:
         """Return the context of a run of a function with collectives."""
@@ -94,12 +106,9 @@ class GraphBackend:
             yield
             return
         self.on_run()
-        self.waiting.begin(f"a run with {len(log)} collectives, the first {log[0]}", may_compute=True)
-        try:
-            with self.collectives.running():
-                yield
-        finally:
-            self.waiting.end()
+        what = f"a run with {len(log)} collectives, the first {log[0]}"
+        with self.waiting.within(what, may_compute=True), self.collectives.running():
+            yield
 
 
 class InGraph:
@@ -113,6 +122,12 @@ class InGraph:
     def joins(self) -> bool:
         """Return whether several gradients are summed in one collective."""
         return self._collectives.joins
+
+    def call(self, run: Runner, operands: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]) -> Values:
+        """Emit a callback behind all collectives so far; return what ``run`` makes of the operands."""
+        assert self._collectives.call is not None, "plans whose collectives have no order were refused"
+        with tf.name_scope(_SCOPE):
+            return self._collectives.call(run, operands, dtypes)
 
     def emit_together(self, paths: Sequence[Path], values: Sequence[Values], request: CollectiveRequest) -> list[Values]:
         """Return, by path, the local values after the paths, which share one all-reduce."""
@@ -165,7 +180,7 @@ class InGraph:
         """
         axes, mesh = step.group_axes, step.source.mesh
         n_members = mesh.size_of(axes)
-        if n_members == 2:
+        if n_members == 2 or not self._collectives.in_rank_order:
             return self._collectives.all_reduce(axes, flat, "sum", name)
         chunk = -(-max(counts) // n_members)
         is_padded = any(count != chunk * n_members for count in counts)
@@ -189,6 +204,9 @@ class InGraph:
             in_place = all(each.send_in_place for each in others)
             flat = tf.reshape(value, [-1]) if in_place else _in_a_row([_part(value, part) for part in of_rank.send_slices])
             sent = [_counts(each.send_slices) for each in others]
+            is_free = len(of_rank.recv_shapes) == 2 or not self._collectives.in_rank_order
+            if step.kind == "reduce_scatter" and is_free and self._collectives.reduce_scatter is not None:
+                return tf.reshape(self._collectives.reduce_scatter(axes, flat, sent, name), own_shape)
             received = self._collectives.all_to_all(axes, flat, sent, name)
         if step.kind == "reduce_scatter":
             return self._sum(received, len(of_rank.recv_shapes), own_shape)

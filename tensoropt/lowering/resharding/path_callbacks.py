@@ -59,6 +59,10 @@ class PathEmitter(Protocol):
         """Return whether several paths can share a collective."""
         ...
 
+    def call(self, run: Runner, operands: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]) -> Values:
+        """Emit a callback behind all collectives so far; return what ``run`` makes of the operands."""
+        ...
+
     def emit(self, path: Path, values: Values, request: CollectiveRequest) -> Values:
         """Return the local values after a path with collectives."""
         ...
@@ -129,10 +133,6 @@ class Callbacks:
         """Return what makes the functions for a request: that of the request's chain."""
         return self.overlappable if request.is_overlappable and self.overlappable is not None else self.runners
 
-    def call(self, run: Runner, operands: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
-        """Emit a callback at the end of the main chain; return what ``run`` makes of the operands."""
-        return self._emit(run, operands, dtypes, False)
-
     def _call(self, runner: Runner, values: Values, request: CollectiveRequest) -> Values:
         """Emit a callback at the end of its chain; return what the runner makes of the local values."""
         is_overlappable, n_values = request.is_overlappable and self.overlappable is not None, len(values)
@@ -141,22 +141,31 @@ class Callbacks:
             return runner(*shards[:n_values])
 
         # The values that must have been computed before are operands too, for the same reason as the chain is one of data.
-        return self._emit(run, [*values, *request.after], [values[0].dtype] * n_values, is_overlappable)
+        return self.call(run, [*values, *request.after], [values[0].dtype] * n_values, is_overlappable)
 
-    def _emit(self, run: Runner, operands: Sequence[tf.Tensor], dtypes: Sequence[tf.DType], is_overlappable: bool) -> Values:
-        """Emit a callback at the end of a chain; return its results but the first, which is the next one's turn."""
-
-        def in_order(turn: np.ndarray, *given: np.ndarray) -> Sequence[np.ndarray]:
-            keep_thread_state()
-            return [_TURN, *run(*given)]
-
+    def call(
+        self, run: Runner, operands: Sequence[tf.Tensor], dtypes: Sequence[tf.DType], is_overlappable: bool = False
+    ) -> Values:
+        """Emit a callback at the end of a chain; return what ``run`` makes of the operands."""
         turn = self._turns[is_overlappable] if is_overlappable in self._turns else tf.constant(_TURN)
-        name = OVERLAPPABLE_NAME if is_overlappable else NAME
-        found = tf.numpy_function(in_order, [turn, *operands], [tf.int32, *dtypes], stateful=True, name=name)
-        turn, *results = found if dtypes else [found] if isinstance(found, tf.Tensor) else found
-        turn.set_shape([])
+        turn, *results = emit_callback(run, turn, operands, dtypes, OVERLAPPABLE_NAME if is_overlappable else NAME)
         self._turns[is_overlappable] = turn
         if self.overlappable is not None:
             # Without this TensorFlow has each callback wait for the one before, whatever chain that is in.
             turn.graph.experimental_acd_manager.run_independently(turn.op)
-        return list(results)
+        return results
+
+
+def emit_callback(
+    run: Runner, turn: tf.Tensor, operands: Sequence[tf.Tensor], dtypes: Sequence[tf.DType], name: str = NAME
+) -> list[tf.Tensor]:
+    """Emit a callback that waits for its turn; return the next one's, and what ``run`` makes of the operands."""
+
+    def in_order(turn: np.ndarray, *given: np.ndarray) -> Sequence[np.ndarray]:
+        keep_thread_state()
+        return [_TURN, *run(*given)]
+
+    found = tf.numpy_function(in_order, [turn, *operands], [tf.int32, *dtypes], stateful=True, name=name)
+    turn, *results = found if dtypes else [found] if isinstance(found, tf.Tensor) else found
+    turn.set_shape([])
+    return [turn, *results]

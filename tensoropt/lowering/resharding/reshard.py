@@ -13,14 +13,13 @@ from typing import Protocol
 
 import tensorflow as tf
 
-from ...common.errors import InputError
 from ...reschedule.layout import Shape, axes_text
 from ...reschedule.mesh import Mesh
 from ...reschedule.path import Path
 from ...sharding.resharding import Resharding, ReshardingPaths
 from ..operators import Values
 from .local_steps import LocalSteps
-from .path_callbacks import Callbacks, CollectiveRequest, PathEmitter
+from .path_callbacks import CollectiveRequest, PathEmitter
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +82,11 @@ class Resharder:
 
     backend: Backend
     log: list[Collective] = field(default_factory=list)
-    _emitter: PathEmitter = field(init=False)
+    emitter: PathEmitter = field(init=False)
     _local_steps: LocalSteps = field(default_factory=LocalSteps)
 
     def __post_init__(self) -> None:
-        self._emitter = self.backend.emitter()
+        self.emitter = self.backend.emitter()
 
     def reshard(
         self, resharding: Resharding, paths: ReshardingPaths, values: Values, operator: str, is_overlappable: bool = False
@@ -103,7 +102,7 @@ class Resharder:
     @property
     def joins(self) -> bool:
         """Return whether several gradients can be summed in one collective."""
-        return self._emitter.joins
+        return self.emitter.joins
 
     def run(
         self,
@@ -134,7 +133,7 @@ class Resharder:
         ]
         self.log += collectives
         what = ", then ".join(map(str, collectives))
-        return self._emitter.emit(path, values, CollectiveRequest(operator, what, reduction, is_overlappable, tuple(after)))
+        return self.emitter.emit(path, values, CollectiveRequest(operator, what, reduction, is_overlappable, tuple(after)))
 
     def send_back_together(self, paths: Sequence[Path], values: Sequence[Values], operators: Sequence[str]) -> list[Values]:
         """Return, by path, the sums over devices of gradients that only updates wait for, in one collective."""
@@ -144,18 +143,7 @@ class Resharder:
         shape = (sum(math.prod(path.shape) for path in paths),)
         entry = Collective(step.kind, axes_text(step.group_axes), shape, values[0][0].dtype.name, operators[0], True, parts)
         self.log.append(entry)
-        return self._emitter.emit_together(paths, values, CollectiveRequest(operators[0], str(entry), is_overlappable=True))
-
-    @property
-    def callbacks(self) -> Callbacks:
-        """Return the chain of callbacks in which collectives run; messages between stages run in it as well.
-
-        Raises:
-            InputError: collectives are operators of the graph.
-        """
-        if not isinstance(self._emitter, Callbacks):
-            raise InputError("a plan with stages runs by collectives='mpi' or 'emulated'; choose one of these")
-        return self._emitter
+        return self.emitter.emit_together(paths, values, CollectiveRequest(operators[0], str(entry), is_overlappable=True))
 
     @contextmanager
     def building(self) -> Iterator[None]:
@@ -164,4 +152,4 @@ class Resharder:
             yield
         finally:
             self._local_steps = LocalSteps()
-            self._emitter = self.backend.emitter()
+            self.emitter = self.backend.emitter()

@@ -179,6 +179,8 @@ class HorovodCollectives:
 
     joins = False
     """Horovod joins small collectives by itself."""
+    in_rank_order, reduce_scatter, call = True, None, None
+    """Nor has it an order of its own, in which messages between stages could stand."""
 
     def __init__(self, comm: Comm, mesh: Mesh, agree: Callable[[str], None]) -> None:
         hvd = load_horovod()

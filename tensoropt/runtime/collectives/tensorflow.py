@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from ...lowering.localise import opaque
 from ...lowering.resharding.in_graph import padded
+from ...lowering.resharding.path_callbacks import Runner, emit_callback
 from ...reschedule.layout import Axes
 from ...reschedule.mesh import Mesh
 from .chain_check import NUMBER, chain_checked
@@ -45,11 +46,13 @@ class TensorFlowCollectives:
 
     Args:
         is_chained: whether collectives run one after the other, in the order in which they are emitted, as GPUs need.
+        nccl: whether they run by NCCL, which alone has a reduce-scatter.
+        in_order: whether sums are added in the order of ranks, for one device's bits, or as TensorFlow does.
     """
 
     joins = True
 
-    def __init__(self, comm: Comm, mesh: Mesh, is_chained: bool = False) -> None:
+    def __init__(self, comm: Comm, mesh: Mesh, is_chained: bool = False, nccl: bool = False, in_order: bool = True) -> None:
         from mpi4py import MPI
 
         global _last_number
@@ -58,6 +61,7 @@ class TensorFlowCollectives:
         world = MPI.COMM_WORLD.Get_group()
         self._in_world = MPI.Group.Translate_ranks(comm.Get_group(), range(comm.size), world)
         self._before: tf.Tensor | None = None
+        self.in_rank_order, self.reduce_scatter = in_order, self._reduce_scatter if nccl else None
 
     def running(self) -> AbstractContextManager[None]:
         """Return a context for a run of a function: under ``TENSOROPT_CHECK=1`` it proves that the chain holds."""
@@ -82,10 +86,7 @@ class TensorFlowCollectives:
             return flat
         moved = _packed(flat)
         n, is_even = len(members), min(map(min, counts)) == most
-        if not is_even:
-            blocks = tf.split(moved, opaque(list(counts[self._rank]), tf.int32), num=n)
-            sent = counts[self._rank]
-            moved = tf.concat([padded(block, most - count) for block, count in zip(blocks, sent, strict=True)], axis=0)
+        moved = self._in_equal_blocks(moved, counts)
         inner = moved.shape[1:]
         received = self._emit(tf.raw_ops.CollectiveAllToAllV2, axes, tf.reshape(moved, [n, most, *inner]), name)
         received, place = tf.reshape(received, [n * most, *inner]), members.index(self._rank)
@@ -99,18 +100,45 @@ class TensorFlowCollectives:
         total = self._emit(tf.raw_ops.CollectiveReduceV2, axes, summable(value), name, merge_op=merge, final_op="Id")
         return summed(total, value.dtype)
 
+    def _reduce_scatter(self, axes: Axes, flat: tf.Tensor, counts: Sequence[Sequence[int]], name: str) -> tf.Tensor:
+        """Return this rank's part of the sum; see the same."""
+        if not max(map(max, counts)):
+            return flat
+        blocks = self._in_equal_blocks(summable(flat), counts)
+        operator, own = tf.raw_ops.CollectiveReduceScatterV2, self._group(axes).index(self._rank)
+        total = self._emit(operator, axes, blocks, name, merge_op="Add", final_op="Id")
+        return summed(total[: opaque(counts[self._rank][own], tf.int32)], flat.dtype)
+
+    def _in_equal_blocks(self, row: tf.Tensor, counts: Sequence[Sequence[int]]) -> tf.Tensor:
+        """Return what this rank sends to each member, padded to what any sends at most."""
+        own, most = list(counts[self._rank]), max(map(max, counts))
+        if min(map(min, counts)) == most:
+            return row
+        blocks = tf.split(row, opaque(own, tf.int32), num=len(own))
+        return tf.concat([padded(block, most - count) for block, count in zip(blocks, own, strict=True)], axis=0)
+
     def _group(self, axes: Axes) -> tuple[int, ...]:
         """Return the members of this rank's group, by rank."""
         return tuple(sorted(self._mesh.group(axes, self._rank)))
+
+    def call(self, run: Runner, operands: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
+        """Emit a callback into the chain of collectives; return what ``run`` makes of the operands."""
+        self._before, *results = emit_callback(run, self._turn(tf.compat.v1.get_default_graph()), operands, dtypes)
+        return results
+
+    def _turn(self, graph: tf.Graph) -> tf.Tensor:
+        """Return 0, computed from the result before."""
+        if self._before is None or self._before.graph is not graph:
+            return tf.constant(0)
+        # Not a control dependency, nor what could be computed in advance: the shape is hidden.
+        return tf.minimum(tf.size(tf.compat.v1.placeholder_with_default(self._before, None)), 0)
 
     def _emit(self, operator: Any, axes: Axes, value: tf.Tensor, name: str, **attributes: Any) -> tf.Tensor:
         global _last_number
         _last_number += 1
         number, graph = tf.constant(_last_number, tf.int32), tf.compat.v1.get_default_graph()
-        if self._is_chained and self._before is not None and self._before.graph is graph:
-            # Not a control dependency, nor what could be computed in advance: the shape is hidden.
-            hidden = tf.compat.v1.placeholder_with_default(self._before, None)
-            number += tf.minimum(tf.size(hidden), 0)
+        if self._is_chained:
+            number += self._turn(graph)
         members = [self._in_world[rank] for rank in self._group(axes)]
         result: tf.Tensor = operator(
             input=value,

@@ -76,7 +76,7 @@ class MpiTransfers:
             return []
 
         # Also where this rank sends nothing, since another one of its stage does: all have the same graph.
-        resharder.callbacks.call(run, [value], [])
+        resharder.emitter.call(run, [value], [])
 
     def receive(self, message: Message, resharder: Resharder, after: Sequence[tf.Tensor] = ()) -> Values:
         """Emit the reception of this rank's parts, behind some values; return its shard."""
@@ -86,21 +86,16 @@ class MpiTransfers:
 
         def run(*computed: Array) -> list[Array]:
             arrays = [np.empty(extents(part.bounds), dtype.as_numpy_dtype) for part in parts]
-            self.waiting.begin(f"the reception of {message}")
-            try:
-                wait(
-                    [
-                        self.comm.Irecv(packet, way.source_devices[part.sender], tag)
-                        for part, array in zip(parts, arrays, strict=True)
-                        for packet in packets(array)
-                    ],
-                    self.sending.clear,
-                )
-            finally:
-                self.waiting.end()
+            with self.waiting.within(f"the reception of {message}"):
+                requests = [
+                    self.comm.Irecv(packet, way.source_devices[part.sender], tag)
+                    for part, array in zip(parts, arrays, strict=True)
+                    for packet in packets(array)
+                ]
+                wait(requests, self.sending.clear)
             return [way.unpack(rank, arrays)]
 
-        (shard,) = resharder.callbacks.call(run, after, [dtype])
+        (shard,) = resharder.emitter.call(run, after, [dtype])
         shard.set_shape(uniform_shape(way.target, way.shape))
         return [shard]
 

@@ -64,8 +64,7 @@ def _stage_searches(request: Request, candidate: Candidate) -> Iterator[tuple[in
     assert cut is not None
     budget, share = request.budget or BY_DEFAULT, candidate.n_alike
     budget = replace(budget, seconds=budget.seconds / share, max_work=budget.max_work / share)
-    hardware = request.hardware if len(set(cut.blocks)) == 1 else request.hardware.by_mpi()
-    own = replace(request, hardware=hardware, micro_batches=n, budget=budget, placed={})
+    own = replace(request, micro_batches=n, budget=budget, placed={})
     stages, orders = cut.stages, _orders(candidate, cut)
     needs = [0.0] * stages.n if cut.needs is None else least_bytes(stages, cut.needs, cut.sizes, n)
     for stage in sorted(range(stages.n), key=lambda stage: -needs[stage]):

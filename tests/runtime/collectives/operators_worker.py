@@ -8,12 +8,15 @@ import random
 import socket
 import sys
 import time
-from collections.abc import Callable
-from itertools import combinations
+from contextlib import nullcontext
+from functools import partial
+from itertools import combinations, product
 
 import ml_dtypes
 import numpy as np
+import pytest
 import tensorflow as tf
+from helpers.gpu_kernels import without_kernel
 from mpi4py import MPI
 from oracles.layouts import all_layouts, all_pairs
 from oracles.shards import scatter
@@ -190,41 +193,68 @@ def check_that_a_lost_chain_is_seen() -> None:
     from tensoropt.runtime.collectives.tensorflow import TensorFlowCollectives
 
     mesh = Mesh.of(COMM.size)
+    for is_chained in (True, False):
+        collectives = TensorFlowCollectives(COMM, mesh, is_chained)
 
-    def both(collectives: TensorFlowCollectives) -> Callable[[tf.Tensor], list[tf.Tensor]]:
-        def body(x: tf.Tensor) -> list[tf.Tensor]:
+        @tf.function(input_signature=[tf.TensorSpec([3])], autograph=False)
+        def both(x: tf.Tensor, collectives: TensorFlowCollectives = collectives) -> list[tf.Tensor]:
             return [collectives.all_reduce(mesh.axes, x + number, "max", f"reduce{number}") for number in range(2)]
 
-        return tf.function(body, input_signature=[tf.TensorSpec([3])], autograph=False)
+        with nullcontext() if is_chained else pytest.raises(TensorOptError), chain_checked():
+            both(tf.fill([3], float(RANK)))
 
-    for is_chained in (True, False):
-        function, is_seen = both(TensorFlowCollectives(COMM, mesh, is_chained)), False
-        try:
-            with chain_checked():
-                function(tf.fill([3], float(RANK)))
-        except TensorOptError:
-            is_seen = True
-        assert is_seen != is_chained, is_chained
+
+def check_what_nccl_is_given(backend: GraphBackend) -> None:
+    """Each reduce-scatter as one operator, built and not run: CPUs have no kernel."""
+    from tensoropt.runtime.collectives.tensorflow import TensorFlowCollectives
+
+    mesh, request = backend.mesh, CollectiveRequest("a/test", "")
+    by_nccl = GraphBackend(mesh, RANK, TensorFlowCollectives(COMM, mesh, True, True, in_order=False))
+    for shape, axes in product([(4, 12), (5, 7)], subsets(mesh)):
+        for step in [each for each in legal_steps(Layout(mesh, ((), ()), axes), shape) if each.kind == "reduce_scatter"]:
+            with tf.Graph().as_default() as graph:
+                value = tf.compat.v1.placeholder(tf.bfloat16, shape)
+                by_nccl.emitter().emit(Path(step.source, step.target, (step,), shape), [value], request)
+            (one,) = [op for op in graph.get_operations() if op.type.startswith("Collective")]
+            assert one.type == "CollectiveReduceScatterV2" and one.inputs[0].dtype == tf.float32, one
+            assert not without_kernel(graph), one
 
 
 def check_pauses(backend: GraphBackend, n_steps: int) -> None:
-    """Steps of sums over rows, columns and all ranks, each rank pausing as it likes before each of them."""
+    """Steps of sums over rows, columns and all ranks, each rank pausing as it likes before each of them.
+
+    A chain has messages from one half of the ranks to the other and back, too, as between two stages.
+    """
     mesh, drawn, collectives = backend.mesh, random.Random(RANK), backend.collectives
 
     def pause(value: np.ndarray) -> np.ndarray:
         time.sleep(drawn.choice([0, 0, 1e-3, 3e-3]))
         return value
 
+    groups, other, received = subsets(mesh) * 3, (RANK + COMM.size // 2) % COMM.size, []
+
+    def message(number: int, sent: np.ndarray) -> list[np.ndarray]:
+        if (other > RANK) == (number % 2 == 0):
+            COMM.send(pause(sent), other, number)
+        else:
+            received.append((COMM.recv(source=other, tag=number) == sent + other - RANK).all())
+        return []
+
     def body(x: tf.Tensor) -> list[tf.Tensor]:
-        paused = [tf.ensure_shape(tf.numpy_function(pause, [x + number], tf.float32), [4]) for number in range(9)]
-        groups = subsets(mesh) * 3
-        return [collectives.all_reduce(groups[i], each, "max", f"reduce{i}") for i, each in enumerate(paused)]
+        results = []
+        for i, axes in enumerate(groups):
+            each = tf.ensure_shape(tf.numpy_function(pause, [x + i], tf.float32), [4])
+            results.append(collectives.all_reduce(axes, each, "max", f"reduce{i}"))
+            if collectives._is_chained:
+                collectives.call(partial(message, i), [each], [])
+        return results
 
     function = tf.function(body, autograph=False).get_concrete_function(tf.TensorSpec([4]))
     for step in range(n_steps):
         results = function(tf.fill([4], float(RANK + step)))
-        for number, (axes, result) in enumerate(zip(subsets(mesh) * 3, results, strict=True)):
+        for number, (axes, result) in enumerate(zip(groups, results, strict=True)):
             assert (result.numpy() == max(mesh.group(axes, RANK)) + step + number).all(), (step, axes)
+    assert all(received) and bool(received) == collectives._is_chained
 
 
 def subsets(mesh: Mesh) -> list[tuple[int, ...]]:
@@ -245,15 +275,15 @@ def start_server() -> None:
 
 
 def backends(mesh: Mesh, everything: bool) -> list[GraphBackend]:
-    """By Horovod's operators; or by TensorFlow's without order, as on CPUs, and in one chain, as on GPUs."""
+    """By Horovod's operators; or by TensorFlow's, without order or in one chain, with sums in the order of ranks or not."""
     if sys.argv[1] == "horovod":
         from tensoropt.runtime.collectives.horovod import HorovodCollectives
 
         return [GraphBackend(mesh, RANK, HorovodCollectives(COMM, mesh, agree))]
     from tensoropt.runtime.collectives.tensorflow import TensorFlowCollectives
 
-    orders = (False, True) if everything else (COMM.size == 4,)
-    return [GraphBackend(mesh, RANK, TensorFlowCollectives(COMM, mesh, is_chained)) for is_chained in orders]
+    orders = [(False, True), (True, True), (True, False)] if everything else [(COMM.size == 4, True)]
+    return [GraphBackend(mesh, RANK, TensorFlowCollectives(COMM, mesh, a, in_order=b)) for a, b in orders]
 
 
 def main() -> None:
@@ -267,18 +297,21 @@ def main() -> None:
     everything = "all" in sys.argv
     meshes = as_one + as_two if everything else as_two or as_one
     for backend in [each for mesh in meshes for each in backends(mesh, everything)]:
+        if sys.argv[1] == "tensorflow":
+            check_what_nccl_is_given(backend)
         kinds = set()
         for shape in [(5, 7), (4, 8), (7,)] if everything else [(5, 7)]:
             kinds |= check_every_step(backend, shape)
         assert kinds == set(COMMUNICATING), kinds
         for shape in [(5, 7), (3, 4, 6)]:
             check_random_paths(backend, shape, 40 if everything else 10)
-        if sys.argv[1] == "tensorflow" and COMM.size == 3:
-            check_memory(backend)
         check_halos(backend)
-        check_order_of_sums(backend)
+        if backend.collectives.in_rank_order:
+            check_order_of_sums(backend)
+            if sys.argv[1] == "tensorflow" and COMM.size == 3:
+                check_memory(backend)
         check_maxima(backend)
-        if everything and backend.mesh.sizes == (2, 2):
+        if everything and backend.mesh.sizes == (2, 2) and backend.collectives.in_rank_order:
             check_pauses(backend, 1000)
     if RANK == 0:
         print(f"every step on {COMM.size} ranks")

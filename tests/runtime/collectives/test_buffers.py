@@ -11,7 +11,7 @@ import pytest
 
 from tensoropt.costs.collective_workspace import CONNECTION_BYTES, nccl_bytes
 from tensoropt.profiling.hardware import named
-from tensoropt.profiling.hardware.rates import Origin
+from tensoropt.runtime import context
 from tensoropt.runtime.collectives.receive_buffers import ALIGNMENT, aligned_empty, keep_freed_memory
 
 
@@ -54,7 +54,8 @@ def test_nccl_s_buffers_are_those_that_were_reported() -> None:
     assert taken("l4-1x4") == 2 * 4 * CONNECTION_BYTES
 
 
-def test_stages_take_mpi_s_memory() -> None:
-    by_nccl = replace(named("h100-1x8"), measured=Origin("2026-11-29", "", 1, collectives="tensorflow", is_by_nccl=True))
-    assert by_nccl.by_mpi().measured == Origin("2026-11-29", "", 1)
-    assert named("h100-1x8").by_mpi() == named("h100-1x8")
+def test_a_catalogued_cluster_is_charged_what_runs_collectives_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    for is_running, is_by_nccl, expected in ((False, False, "mpi"), (True, False, "tensorflow"), (True, True, "nccl")):
+        monkeypatch.setattr(context, "is_running", lambda: is_running)  # noqa: B023
+        monkeypatch.setattr(context, "is_by_nccl", lambda: is_by_nccl)  # noqa: B023
+        assert context.Context("h100-1x8", 0).hardware == replace(named("h100-1x8"), run_by=expected)
