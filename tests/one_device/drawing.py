@@ -209,8 +209,8 @@ def _random_plan(rng: random.Random, draw: Draw, part: Model, hardware: Hardware
     model = zoo.Recorded(sliced, "", (), {}, (), None)  # type: ignore[arg-type]
     tries = 0
     while True:
-        prefers = PREFERENCES[draw.prefers] if tries < MOST_TRIES else None
-        view = random_strategy(model, mesh, rng.randrange(10**6), prefers, draw.regathered, draw.rematerialized)
+        prefers, within = (PREFERENCES[draw.prefers], None) if tries < MOST_TRIES else (None, part.graph)
+        view = random_strategy(model, mesh, rng.randrange(10**6), prefers, draw.regathered, draw.rematerialized, within)
         configs, tries = view.strategy.configs.items(), tries + 1
         if not any(why_invalid(rule_of(part.graph.operators[name]), config) for name, config in configs):
             return as_plan(view, rng.randrange(1000), part, hardware, draw.n)
