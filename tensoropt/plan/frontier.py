@@ -19,6 +19,7 @@ from tabulate import tabulate
 
 from ..common.errors import InputError
 from ..common.files import read_json_of, reading_value, write_atomically
+from ..common.garbage import older_objects_kept
 from ..common.memory_units import memory_text, parse_memory
 from ..common.progress import Progress
 from ..common.words import counted
@@ -147,6 +148,7 @@ class Frontier(CostedPoints, Generic[AnyPoint]):
         gap = {} if self.gaps is None else {"gap": float(self.gaps[point])}
         return {**asdict(self.points[point]), "peak_bytes": self.peak_bytes(point), **self.passes(point)._asdict(), **gap}
 
+    @older_objects_kept()
     def plan(self, point: int, option: str = "point") -> Plan:
         """Return the plan of a point.
 
@@ -274,13 +276,9 @@ class Frontier(CostedPoints, Generic[AnyPoint]):
             return report_of(rows, title, chosen)
         chosen = self.fastest_within(None) if chosen is None else self.check_point(chosen)
         return points_report(
-            [self.row(number) for number in range(len(self))],
-            lambda number: PlanRows(self.plan(number).to_json()),
-            self.summary(),
-            title,
-            chosen,
-            self.points_of[chosen].details,
-        )
+            [self.row(number) for number in range(len(self))], lambda number: PlanRows(self.plan(number).to_json()),
+            self.summary(), title, chosen, self.points_of[chosen].details,
+        )  # fmt: skip
 
     def report(self, file: str | os.PathLike[str], chosen: int | None = None, model: str = "") -> None:
         """Write an HTML file on all points and their plans, which opens in a browser without a network; needs Plotly.

@@ -108,7 +108,6 @@ class PlanPoint:
         of_stages = [int(getattr(frontier.costs, name)[number]) for frontier, number in self.parts]
         return int(max(of_submeshes(of_stages, self.order.submeshes, add)))
 
-    @older_objects_kept()
     def plan(self, option: str, assumed: Mapping[str, Any]) -> Plan:
         """Return the plan of the point; see :class:`...plan.points.Point`."""
         stages, planned = self.searched.stages, []
