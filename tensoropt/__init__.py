@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from .common.versions import check_python
 
 if TYPE_CHECKING:
-    from .plan.frontier_file import Frontier, SavedPoint
+    from .plan.frontier import Frontier
+    from .plan.frontier_file import SavedPoint
     from .plan.plan import Plan
     from .profiling.hardware import Hardware
     from .session.session import Session
@@ -292,7 +293,7 @@ def load_frontier(file: str | os.PathLike[str]) -> Frontier[SavedPoint]:
     Raises:
         InputError: the file is missing, cut off, changed, or not a frontier.
     """
-    from .plan.frontier_file import Frontier
+    from .plan.frontier import Frontier
 
     return Frontier.load(file)
 

@@ -1,73 +1,154 @@
 """The frontier as a user asks it: all Pareto-minimal points of a model, each of which becomes a plan when it is asked for.
 
-The questions are the same for a single search of a model (:class:`..search.frontiers.find_frontier.ModelFrontier`) and for
-points of several, or of a file (:class:`.frontier_file.Frontier`), whichever two costs were searched.
+Its points are those of one search of a model that isn't cut, the minimal ones of several, or those of a file
+(:mod:`.frontier_file`), whichever two costs were searched.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
-from functools import cached_property
-from numbers import Integral
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, overload
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 from tabulate import tabulate
 
-from ..common.errors import InputError, short
+from ..common.errors import InputError
+from ..common.files import read_json_of, reading_value, write_atomically
+from ..common.garbage import older_objects_kept
 from ..common.memory_units import memory_text, parse_memory
 from ..common.progress import Progress
 from ..common.words import counted
-from ..costs.objectives import Objectives, StrategyCosts
+from ..costs.objectives import MEMORY_TIME, Objectives, StrategyCosts, parse_objectives
+from ..ft.frontier import Frontier as Found
+from ..ft.lower_bound import LowerBound
+from ..report.checksum import check_signed, signed
+from ..report.frontier_rows import FrontierRows
 from ..report.notebook import frontier_html
 from ..report.page import report_name, write_report
+from ..report.plan_page import points_report, report_of
+from ..report.plan_rows import PlanRows
+from ..reschedule.mesh import Mesh, mesh_of
+from .frontier_file import FORMAT, VERSION, SavedPoint, check_rows, ints, numbered, text_of
 from .picture import draw_points, new_axes, save_picture
-from .points import FrontierPoint, Passes, thinned
+from .plan import Plan
+from .points import AnyPoint, CostedPoints, FrontierPoint, Passes, thinned
+from .stage_plan import levels_json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from ..ft import Frontier
-    from ..reschedule.mesh import Mesh
-    from .plan import Plan
 
-
-class PlanFrontier(ABC):
-    """Points by ascending first and descending second objective, numbered from 0, with a plan for each.
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Frontier(CostedPoints, Generic[AnyPoint]):
+    """Points with a plan for each, found or read from a file.
 
     Attributes:
+        points_of: the points.
         mesh: the mesh of devices that the plans run on.
         hardware_name: the name of the hardware that the costs are for.
-        found: the points as arrays of integers, and what is proven about them. Its ``mem_bytes`` are the first objective,
-            its ``time_ns`` the second, whatever the objectives are.
-        objectives: the names of the two objectives, ``("memory", "time")`` by default.
+        told: what the summary says of the search, but for why there are stages, what was left out, the time, and the note.
+        bound: costs that no plan beats; None where the points are exactly the minimal ones.
+        algorithm, eliminations: see :class:`..ft.Frontier`.
+        assumed: the assumptions that plans record.
         seconds_by_phase: the seconds of each phase of the search; empty of a frontier that was loaded.
         left_out: why some of what was asked for wasn't searched, one sentence each.
         why_stages: why there are stages where none were asked for; empty where they were.
+        note: a sentence on how the points were found; may be empty.
+        searched: the cuts that were searched, the model that isn't cut among them; none where the frontier was loaded.
+        is_interrupted: whether Ctrl-C ended the search.
+        shared_parts, details_of: of one search, return the parts that its plans share as a file has them, and what a report
+            shows beside the plans, see :mod:`..search.candidates.whole_frontier`; None where each plan is stored.
+        value: its JSON value, without the checksum, where it was read; None where it was found.
     """
 
+    points_of: tuple[AnyPoint, ...]
     mesh: Mesh
     hardware_name: str
-    found: Frontier
-    objectives: Objectives
-    seconds_by_phase: Mapping[str, float] = MappingProxyType({})
-    left_out: Sequence[str] = ()
+    told: str
+    bound: LowerBound | None
+    objectives: Objectives = MEMORY_TIME
+    algorithm: str = "stages"
+    eliminations: Mapping[str, int] = field(default_factory=dict)
+    assumed: Mapping[str, Any] = field(default_factory=dict)
+    seconds_by_phase: Mapping[str, float] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
     why_stages: str = ""
+    note: str = ""
+    searched: tuple[Any, ...] = ()
+    is_interrupted: bool = False
+    shared_parts: Callable[[Progress | None], Mapping[str, Any]] | None = None
+    details_of: Callable[..., Mapping[str, Any]] | None = None
+    value: Mapping[str, Any] | None = None
+
+    @cached_property
+    def points(self) -> tuple[FrontierPoint, ...]:
+        """The costs of the points, by ascending first objective."""
+        return tuple(point.costs for point in self.points_of)
+
+    @cached_property
+    def costs(self) -> StrategyCosts:
+        """The costs of all points, in the memory by which they are in order: the peak, if of several searches."""
+        times = ([getattr(each, key) for each in self.points] for key in ("time_us", "compute_time_us", "overlap_time_us"))
+        sums = self.peaks if self.gaps is not None else ints(each.sum_bytes for each in self.points)
+        return StrategyCosts(sums, *(np.rint(np.array(each, np.float64) * 1e3).astype(np.int64) for each in times))
+
+    @cached_property
+    def found(self) -> Found:  # type: ignore[override]
+        """The points as arrays; their strategies are not in its ``strategies`` (int32[P, 0]) but in the plans."""
+        no_states = np.zeros((len(self.points_of), 0), np.int32)
+        return Found(*self.costs.pair(self.objectives), no_states, self.eliminations, self.algorithm, self.bound)
 
     @property
-    @abstractmethod
-    def costs(self) -> StrategyCosts:
-        """The costs of all points in memory, time, compute and network, whatever the objectives."""
+    def bounds_ns(self) -> np.ndarray:
+        """The least time of any plan that has no more memory than each point, of those searched for it, int64[P]."""
+        bounds = [round(point.bound_us * 1e3) for point in self.points_of if point.bound_us is not None]
+        return np.array(bounds, np.int64) if bounds else self.found.least_time(self.found.mem_bytes)
 
-    @abstractmethod
-    def summary(self) -> str:
-        """Return one line on the search: its size, its exactness and its time."""
+    @cached_property
+    def gaps(self) -> np.ndarray | None:
+        """By what share each point may be beaten in memory and time in its stages and order; None of a single search."""
+        gaps = [point.gap for point in self.points_of]
+        return None if gaps[0] is None else np.array(gaps, np.float64)
 
-    @abstractmethod
+    @cached_property
+    def peaks(self) -> np.ndarray:
+        """The most bytes that are alive at once on a device, of all points, int64[P]: what a limit applies to."""
+        return ints(point.peak_bytes for point in self.points_of)
+
+    @property
+    def without_stages(self) -> Sequence[Any]:
+        """The ``ModelFrontier`` s of the whole model that were searched; empty where there are none, or they were loaded."""
+        return [frontier for each in self.searched for frontier in each.without_stages]
+
+    def fastest_without_stages(self, limit_bytes: int | None) -> tuple[Any, int] | None:
+        """Return the fastest point without stages that was searched, and fits: its ``ModelFrontier``, and its number."""
+        fastest = [(each, each.fastest_within(limit_bytes)) for each in self.without_stages]
+        fitting = [(each, number) for each, number in fastest if number is not None]
+        return min(fitting, key=lambda each: each[0].points[each[1]].time_us, default=None)
+
+    def parts(self, point: int) -> Sequence[tuple[Any, int]]:
+        """Return for each stage of a point's plan its ``ModelFrontier`` and the number of its point; none if loaded."""
+        return self.points_of[self.check_point(point)].parts
+
+    def passes(self, point: int) -> Passes:
+        """Return in how many stages and micro-batches a point's plan takes a step, and the share in which devices wait."""
+        return self.points_of[self.check_point(point)].passes
+
+    def peak_json(self, point: int) -> Mapping[str, Any] | None:
+        """Return the instant of a point's peak as a JSON value, see ``Peak.to_json``; None if it isn't known."""
+        return self.points_of[self.check_point(point)].peak
+
+    def row(self, point: int) -> dict[str, Any]:
+        """Return the costs of a point as a file has them."""
+        gap = {} if self.gaps is None else {"gap": float(self.gaps[point])}
+        return {**asdict(self.points[point]), "peak_bytes": self.peak_bytes(point), **self.passes(point)._asdict(), **gap}
+
+    @older_objects_kept()
     def plan(self, point: int, option: str = "point") -> Plan:
         """Return the plan of a point.
 
@@ -78,98 +159,15 @@ class PlanFrontier(ABC):
         Raises:
             InputError: there is no such point.
         """
+        number = self.check_point(point)
+        plan = self.points_of[number].plan(option, self.assumed)
+        why = self.why_stages if len(plan.stages) > 1 else ""
+        return replace(plan, why_stages=why, frontier=self, point=number, frontier_text=self.table(number))
 
-    @property
-    def without_stages(self) -> Sequence[Any]:
-        """The ``ModelFrontier`` s of the whole model that were searched; empty where there are none, or they were loaded."""
-        return ()
-
-    def fastest_without_stages(self, limit_bytes: int | None) -> tuple[Any, int] | None:
-        """Return the fastest point of the whole model that was searched, and fits: its ``ModelFrontier``, and its number.
-
-        None where nothing fits, or the whole model wasn't searched.
-        """
-        fastest = [(each, each.fastest_within(limit_bytes)) for each in self.without_stages]
-        fitting = [(each, number) for each, number in fastest if number is not None]
-        return min(fitting, key=lambda each: each[0].points[each[1]].time_us, default=None)
-
-    def parts(self, point: int) -> Sequence[tuple[Any, int]]:
-        """Return for each stage of a point's plan the ``ModelFrontier`` that was searched, and the number of its point.
-
-        They are none where the frontier was loaded.
-        """
-        return ()
-
-    def passes(self, point: int) -> Passes:
-        """Return in how many stages and micro-batches a point's plan takes a step, and the share in which devices wait."""
-        return Passes()
-
-    def row(self, point: int) -> dict[str, Any]:
-        """Return the costs of a point as a file has them."""
-        gap = {} if self.gaps is None else {"gap": float(self.gaps[point])}
-        return {**asdict(self.points[point]), "peak_bytes": self.peak_bytes(point), **self.passes(point)._asdict(), **gap}
-
-    @property
-    @abstractmethod
-    def peaks(self) -> np.ndarray:
-        """The most bytes that are alive at once on a device, of all points, int64[P]: what a limit applies to."""
-
-    def peak_bytes(self, point: int) -> int:
-        """Return the most bytes that are alive at once on a device under a point's plan."""
-        return int(self.peaks[self.check_point(point)])
-
-    def peak_json(self, point: int) -> Mapping[str, Any] | None:
-        """Return the instant of a point's peak as a JSON value, see ``Peak.to_json``; None if it isn't known."""
-        return None
-
-    @abstractmethod
-    def save(self, file: str | os.PathLike[str], progress: Progress | None = None, chosen: int | None = None) -> None:
-        """Write all points with their plans to a file, which ``tensoropt.load_frontier`` reads.
-
-        An existing file stays intact until the new one is complete.
-
-        Args:
-            progress: called with (phase, done, total) now and then.
-            chosen: the number of the point that was chosen; None for the fastest one.
-
-        Raises:
-            InputError: the file can't be written.
-        """
-
-    def with_details(self, model: str = "", chosen: int | None = None, **given: Any) -> PlanFrontier:
-        """Return the frontier with what its file and report show beside plans, as far as a search knows it.
-
-        Args:
-            model, chosen, given: see :func:`..search.frontiers.details.details_of`.
-        """
-        return self
-
-    @cached_property
-    def points(self) -> tuple[FrontierPoint, ...]:
-        """All points, by ascending first objective."""
-        costs = self.costs
-        columns = (costs.mem_bytes, costs.time_ns, costs.compute_ns, costs.network_ns, costs.overlap_ns)
-        rows = zip(*(each.tolist() for each in columns), self.found.exact_points.tolist(), strict=True)
-        return tuple(
-            FrontierPoint(mem_bytes, time_ns / 1e3, compute_ns / 1e3, network_ns / 1e3, overlap_ns / 1e3, exact)
-            for mem_bytes, time_ns, compute_ns, network_ns, overlap_ns, exact in rows
-        )
-
-    @property
-    def bounds_ns(self) -> np.ndarray:
-        """The least time of any plan that has no more memory than each point, of those searched for it, int64[P]."""
-        return self.found.least_time(self.found.mem_bytes)
-
-    @property
-    def gaps(self) -> np.ndarray | None:
-        """By what share each point may be beaten in memory and time in its stages and order; None of a single search."""
-        return None
-
-    def __len__(self) -> int:
-        return len(self.found)
-
-    def __iter__(self) -> Iterator[FrontierPoint]:
-        return iter(self.points)
+    def summary(self) -> str:
+        """Return one line on the search: its size, its exactness and its time."""
+        seconds = f"{sum(self.seconds_by_phase.values()):.2f} s" if self.seconds_by_phase else ""
+        return "; ".join(filter(None, [self.told, self.why_stages, *self.left_out, seconds, self.note]))
 
     def at(self, memory: int | float | str | None = None) -> Plan:
         """Return the plan of least time whose peak memory is within a limit; see :attr:`peaks`.
@@ -209,49 +207,6 @@ class PlanFrontier(ABC):
         Up to it, more of the first objective (memory) saves much of the second (time); beyond it, little.
         """
         return self.plan(self.turning_number, "turning_point")
-
-    @property
-    def all_peaks(self) -> np.ndarray | None:
-        """The peaks of all points in bytes, int64[P], where points are in order by them; else None."""
-        return self.peaks if (np.diff(self.peaks) > 0).all() else None
-
-    @cached_property
-    def turning_number(self) -> int:
-        """The number of the turning point: by peak, where points are in order by it."""
-        peaks = self.all_peaks if self.objectives[0] == "memory" else None
-        by_peak = self.found if peaks is None else replace(self.found, mem_bytes=peaks, bound=None)
-        return by_peak.turning_point()
-
-    @overload
-    def fastest_within(self, limit_bytes: None) -> int: ...
-
-    @overload
-    def fastest_within(self, limit_bytes: int | None) -> int | None: ...
-
-    def fastest_within(self, limit_bytes: int | None) -> int | None:
-        """Return the number of the fastest point that fits, of equally fast ones that of least memory; None if none fits.
-
-        Args:
-            limit_bytes: the memory limit per device; None without a limit.
-        """
-        fits = np.arange(len(self)) if limit_bytes is None else np.flatnonzero(self.peaks <= limit_bytes)
-        costs = self.costs
-        by_time = fits[np.lexsort((costs.mem_bytes[fits], costs.time_ns[fits]))]
-        return int(by_time[0]) if len(by_time) else None
-
-    def least_point(self) -> int:
-        """Return the number of the point that needs the least memory."""
-        return int(self.peaks.argmin())
-
-    def check_point(self, point: int) -> int:
-        """Return the number of a point counted from 0; negative ones count from the end.
-
-        Raises:
-            InputError: there is no such point.
-        """
-        if not isinstance(point, Integral) or not -len(self) <= point < len(self):
-            raise InputError(f"the frontier has no point {short(point)}; its {len(self)} points are numbered from 0")
-        return int(point) % len(self)
 
     def table(self, chosen: int | None = None) -> str:
         """Return the points as a table of text, numbered.
@@ -306,7 +261,6 @@ class PlanFrontier(ABC):
             save_picture(axes, path)
         return axes
 
-    @abstractmethod
     def report_value(self, title: str, chosen: int | None = None, model: str = "") -> dict[str, Any]:
         """Return the data of the frontier's report: points and plans, with steps, decisions and baselines if it has them.
 
@@ -315,6 +269,16 @@ class PlanFrontier(ABC):
             chosen: the number of the point that is shown first.
             model: the model's name.
         """
+        if self.details_of is not None:
+            return self.with_details(model, chosen).report_value(title, chosen, model)
+        if self.value is not None:
+            rows = FrontierRows(json.loads(json.dumps(self.value)))  # tuples are lists there, and keys are text
+            return report_of(rows, title, chosen)
+        chosen = self.fastest_within(None) if chosen is None else self.check_point(chosen)
+        return points_report(
+            [self.row(number) for number in range(len(self))], lambda number: PlanRows(self.plan(number).to_json()),
+            self.summary(), title, chosen, self.points_of[chosen].details,
+        )  # fmt: skip
 
     def report(self, file: str | os.PathLike[str], chosen: int | None = None, model: str = "") -> None:
         """Write an HTML file on all points and their plans, which opens in a browser without a network; needs Plotly.
@@ -329,9 +293,104 @@ class PlanFrontier(ABC):
         name = report_name(file)
         write_report(self.report_value(name, chosen, model), file)
 
+    def to_json(self, progress: Progress | None = None, details: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        """Return the JSON value that the frontier's file holds, without the checksum: the one that was read, if any was.
+
+        Args:
+            progress: called with (phase, done, total) now and then; the phase is ``plans``.
+            details: what a report shows beside the plans, see :func:`..search.candidates.whole_frontier.details_of`.
+        """
+        if self.value is not None:
+            return self.value
+        first, rows = self.points_of[0].plan("point", self.assumed), dict[str, int]()
+        points = [self.row(number) for number in range(len(self))]
+        shared = self.shared_parts and self.shared_parts(progress)
+        for number, point in enumerate(self.points_of if shared is None else ()):
+            if progress is not None:
+                progress("plans", number, len(self))
+            points[number]["plan"] = numbered(point.plan("point", self.assumed).to_json(), rows)
+        bound = None
+        if self.bound is not None:
+            costs = {"mem_bytes": self.bound.mem_bytes.tolist(), "time_ns": self.bound.time_ns.tolist()}
+            bound = {"source": self.bound.source, **costs}
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "hardware": self.hardware_name,
+            "mesh": levels_json(self.mesh),
+            "model_digest": first.model_digest,
+            "assumed": dict(self.assumed),
+            "summary": self.summary(),
+            "objectives": list(self.objectives),
+            "algorithm": self.algorithm,
+            "eliminations": dict(self.found.eliminations),
+            "bound": bound,
+            "points": points,
+            **({"details": dict(details)} if details else {}),
+            **({"rows": [json.loads(row) for row in rows]} if shared is None else shared),
+        }
+
+    def with_details(self, model: str = "", chosen: int | None = None, **given: Any) -> Frontier[Any]:
+        """Return the frontier with what its file and report show beside plans, as far as a search knows it.
+
+        Args:
+            model, chosen, given: see :func:`..search.candidates.whole_frontier.details_of`.
+        """
+        if self.details_of is None:
+            return self
+        return read_frontier(self.to_json(given.get("progress"), self.details_of(model, chosen, **given)))
+
+    def save(self, file: str | os.PathLike[str], progress: Progress | None = None, chosen: int | None = None) -> None:
+        """Write all points with their plans to a file, which ``tensoropt.load_frontier`` reads.
+
+        An existing file stays intact until the new one is complete. It takes seconds for thousands of points.
+
+        Args:
+            progress: called with (phase, done, total) now and then.
+            chosen: the number of the point that was chosen; None for the fastest one.
+
+        Raises:
+            InputError: the file can't be written.
+        """
+        text = signed(text_of(self.to_json(progress, {} if chosen is None else {"chosen": chosen})))
+        write_atomically(file, lambda partial: Path(partial).write_text(text, encoding="utf-8"), "frontier")
+
+    @classmethod
+    def load(cls, file: str | os.PathLike[str]) -> Frontier[SavedPoint]:
+        """Read a frontier from a file.
+
+        Raises:
+            InputError: the file can't be read, is cut off, isn't a frontier, has another version, or was changed.
+        """
+        checks = {"frontier": partial(check_signed, "frontier", file)}
+        _, value = read_json_of(file, {"frontier": (FORMAT, VERSION)}, checks)
+        with reading_value("frontier", file):
+            loaded = read_frontier({key: each for key, each in value.items() if key != "checksum"})
+            # All but the plans of parts is read, which raises whatever error damage leads to.
+            _ = loaded.found, loaded.peaks, [loaded.passes(point) for point in range(len(loaded))]
+            check_rows(loaded.points_of[0].rows)
+            _ = loaded.plan(0) if "rows" in value else None
+            return loaded
+
     def _repr_html_(self) -> str:
         turning = self.turning_number
         return frontier_html(self.summary(), self.points, {"turning point": turning}, thinned(len(self), {turning}))
 
     def __repr__(self) -> str:
         return f"{self.summary()}\n{self.table()}"
+
+
+def read_frontier(value: Mapping[str, Any]) -> Frontier[SavedPoint]:
+    """Return the frontier of a JSON value, which builds plans from what that has."""
+    rows, bound = FrontierRows(value), value["bound"]
+    return Frontier(
+        points_of=tuple(SavedPoint(rows, number) for number in range(len(rows))),
+        mesh=mesh_of(value["mesh"]),
+        hardware_name=str(value["hardware"]),
+        told=str(value["summary"]),
+        bound=bound and LowerBound(ints(bound["mem_bytes"]), ints(bound["time_ns"]), bound["source"]),
+        objectives=parse_objectives(",".join(value["objectives"])),
+        algorithm=value["algorithm"],
+        eliminations=value["eliminations"],
+        value=value,
+    )

@@ -33,7 +33,7 @@ def new_axes(to_show: bool) -> Axes:
 def draw_points(
     axes: Axes, costs: StrategyCosts, peaks: np.ndarray | None, objectives: Objectives, marks: Mapping[str, int], title: str
 ) -> None:
-    """Draw the second objective of points against the first; see :meth:`.frontier.PlanFrontier.plot`.
+    """Draw the second objective of points against the first; see :meth:`.frontier.Frontier.plot`.
 
     Args:
         peaks: the peaks in bytes, int64[P], instead of the memory of ``costs``; None where points aren't in order by them.

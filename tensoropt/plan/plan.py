@@ -55,7 +55,7 @@ class Plan:
         assumed: the hardware, the provenance of costs, the TensorFlow version.
         frontier_text: the frontier that the plan was chosen from, as a table, its point marked.
         why_stages: why there are stages where none were asked for; empty where they were.
-        frontier: the ``PlanFrontier`` that the plan was chosen from, with all its plans, in the process that searched or
+        frontier: the ``Frontier`` that the plan was chosen from, with all its plans, in the process that searched or
             loaded it, else None; not part of the plan's file.
         point: the number of the plan's point on it.
         hint: what may be faster and wasn't searched; not part of the plan's file.

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, overload
+
+import numpy as np
+
+from ..common.errors import InputError, short
+from ..costs.objectives import Objectives, StrategyCosts
 
 if TYPE_CHECKING:
+    from ..ft import Frontier as Found
     from .plan import Plan
 
 MAX_ROWS = 16
@@ -94,3 +103,90 @@ def thinned(n_points: int, always: set[int]) -> list[int]:
         return list(range(n_points))
     spread = {round(i * (n_points - 1) / (MAX_ROWS - 1)) for i in range(MAX_ROWS)}
     return sorted(spread | always)
+
+
+class CostedPoints(ABC):
+    """Points by ascending first and descending second objective, numbered from 0, with their costs and peaks.
+
+    Attributes:
+        found: the points as arrays of integers, and what is proven about them. Its ``mem_bytes`` are the first objective,
+            its ``time_ns`` the second, whatever the objectives are.
+        objectives: the names of the two objectives, ``("memory", "time")`` by default.
+    """
+
+    found: Found
+    objectives: Objectives
+
+    @property
+    @abstractmethod
+    def costs(self) -> StrategyCosts:
+        """The costs of all points in memory, time, compute and network, whatever the objectives."""
+
+    @property
+    @abstractmethod
+    def peaks(self) -> np.ndarray:
+        """The most bytes that are alive at once on a device, of all points, int64[P]: what a limit applies to."""
+
+    def peak_bytes(self, point: int) -> int:
+        """Return the most bytes that are alive at once on a device under a point's plan."""
+        return int(self.peaks[self.check_point(point)])
+
+    @cached_property
+    def points(self) -> tuple[FrontierPoint, ...]:
+        """All points, by ascending first objective."""
+        costs = self.costs
+        columns = (costs.mem_bytes, costs.time_ns, costs.compute_ns, costs.network_ns, costs.overlap_ns)
+        rows = zip(*(each.tolist() for each in columns), self.found.exact_points.tolist(), strict=True)
+        return tuple(
+            FrontierPoint(mem_bytes, time_ns / 1e3, compute_ns / 1e3, network_ns / 1e3, overlap_ns / 1e3, exact)
+            for mem_bytes, time_ns, compute_ns, network_ns, overlap_ns, exact in rows
+        )
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def __iter__(self) -> Iterator[FrontierPoint]:
+        return iter(self.points)
+
+    @property
+    def all_peaks(self) -> np.ndarray | None:
+        """The peaks of all points in bytes, int64[P], where points are in order by them; else None."""
+        return self.peaks if (np.diff(self.peaks) > 0).all() else None
+
+    @cached_property
+    def turning_number(self) -> int:
+        """The number of the turning point: by peak, where points are in order by it."""
+        peaks = self.all_peaks if self.objectives[0] == "memory" else None
+        by_peak = self.found if peaks is None else replace(self.found, mem_bytes=peaks, bound=None)
+        return by_peak.turning_point()
+
+    @overload
+    def fastest_within(self, limit_bytes: None) -> int: ...
+
+    @overload
+    def fastest_within(self, limit_bytes: int | None) -> int | None: ...
+
+    def fastest_within(self, limit_bytes: int | None) -> int | None:
+        """Return the number of the fastest point that fits, of equally fast ones that of least memory; None if none fits.
+
+        Args:
+            limit_bytes: the memory limit per device; None without a limit.
+        """
+        fits = np.arange(len(self)) if limit_bytes is None else np.flatnonzero(self.peaks <= limit_bytes)
+        costs = self.costs
+        by_time = fits[np.lexsort((costs.mem_bytes[fits], costs.time_ns[fits]))]
+        return int(by_time[0]) if len(by_time) else None
+
+    def least_point(self) -> int:
+        """Return the number of the point that needs the least memory."""
+        return int(self.peaks.argmin())
+
+    def check_point(self, point: int) -> int:
+        """Return the number of a point counted from 0; negative ones count from the end.
+
+        Raises:
+            InputError: there is no such point.
+        """
+        if not isinstance(point, Integral) or not -len(self) <= point < len(self):
+            raise InputError(f"the frontier has no point {short(point)}; its {len(self)} points are numbered from 0")
+        return int(point) % len(self)

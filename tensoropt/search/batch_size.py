@@ -12,7 +12,7 @@ from collections.abc import Container, Sequence
 from dataclasses import replace
 
 from ..program.liveness import Buffer, Instruction, peak_of_program
-from .frontiers.find_frontier import ModelFrontier
+from .frontiers.model_frontier import ModelFrontier
 
 
 def batch_that_fits(frontier: ModelFrontier, point: int, batch: int, limit_bytes: int) -> int:

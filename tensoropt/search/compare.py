@@ -20,7 +20,9 @@ from ..ft import InfeasibleError
 from ..plan.plan import Plan
 from .baselines import BASELINES
 from .baselines import SPACES as BASELINE_SPACES
-from .frontiers.find_frontier import ModelFrontier, find_baseline
+from .candidates.whole_frontier import frontier_of_whole
+from .frontiers.find_frontier import find_baseline
+from .frontiers.model_frontier import ModelFrontier
 from .problem.config_space import FULL, described
 
 if TYPE_CHECKING:
@@ -320,11 +322,12 @@ def beside_baselines(
         plan: the fastest plan of its frontier that fits, or an unsplit one beside its frontier.
         algorithms, limit_bytes, progress: as in :func:`compare`.
     """
-    frontier: ModelFrontier = plan.frontier
-    compared = compare(frontier, algorithms, limit_bytes, progress)
-    joined = compared.frontier
-    if np.array_equal(joined.found.strategies, frontier.found.strategies):
-        return plan, replace(compared, frontier=frontier)
+    (found,) = plan.frontier.without_stages
+    compared = compare(found, algorithms, limit_bytes, progress)
+    if np.array_equal(compared.frontier.found.strategies, found.found.strategies):
+        return plan, replace(compared, frontier=found)
+    joined = frontier_of_whole(compared.frontier, plan.frontier.assumed)
+    joined = replace(joined, seconds_by_phase=plan.frontier.seconds_by_phase)
     if plan.point is None:
         return replace(plan, frontier=joined, frontier_text=joined.table()), compared
     point = joined.fastest_within(limit_bytes)

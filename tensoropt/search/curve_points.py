@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..plan.frontier import PlanFrontier
+from ..plan.frontier import Frontier
 from ..plan.scaling_curve import CurvePoint
 from .asked import Request
 
@@ -24,7 +24,7 @@ def unreachable_point(request: Request, parallelism: int, least_bytes: int, exac
     )  # fmt: skip
 
 
-def curve_point(frontier: PlanFrontier, request: Request) -> CurvePoint:
+def curve_point(frontier: Frontier, request: Request) -> CurvePoint:
     """Return the point for a frontier: its fastest plan that fits, or the one of least memory."""
     limit, points = request.limit_bytes, frontier.points
     number, least, more = frontier.fastest_within(limit), frontier.least_point(), limit and round(limit * MORE)

@@ -33,7 +33,8 @@ from ..reschedule.mesh import Mesh
 from ..rules.registry import rule_of
 from .asked import Request
 from .baselines import OTHERS
-from .frontiers.find_frontier import LOOK, ModelFrontier, problem_of, rematerializing_problem
+from .frontiers.find_frontier import LOOK, problem_of, rematerializing_problem
+from .frontiers.model_frontier import ModelFrontier
 from .problem.builder import ProblemBuilder
 from .problem.choices import REMAT, REUSE, ZERO, Choices
 from .problem.config_space import Assignments, space_for, states_of

@@ -21,14 +21,15 @@ from ..common.words import counted
 from ..costs.held_bytes import least_held_bytes
 from ..ft import ALGORITHMS
 from ..ir.graph import VARIABLE
-from ..plan.frontier_file import Frontier
+from ..plan.frontier import Frontier
 from ..profiling.hardware import Hardware, LinkLevel
 from ..program.buffers import PARAMETERS, SLOTS
 from .baselines import OTHERS
 from .batch_size import batch_that_fits
 from .candidates.staged_frontier_points import PlanPoint
 from .first_look import first_look, held_anyway
-from .frontiers.find_frontier import LOOK, ModelFrontier
+from .frontiers.find_frontier import LOOK
+from .frontiers.model_frontier import ModelFrontier
 from .problem.choices import STAGES
 from .problem.config_space import COMPACT, FULL
 from .problem.splittable import check_usable

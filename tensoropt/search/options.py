@@ -11,7 +11,7 @@ from ..common.dump import dump
 from ..common.errors import InputError
 from ..common.words import counted
 from ..common.workers import can_be_sent, n_workers, results
-from ..plan.frontier_file import Frontier
+from ..plan.frontier import Frontier
 from ..plan.plan import Plan
 from ..plan.scaling_curve import Curve, CurvePoint
 from ..profiling.available_memory import available_memory_bytes
@@ -22,8 +22,8 @@ from .candidates.find_staged import search_with_stages
 from .candidates.joined_frontier import why_too_large
 from .candidates.search_candidates import CandidateSearch
 from .candidates.staged_frontier_points import PlanPoint
+from .candidates.whole_frontier import frontier_of_whole
 from .curve_points import curve_point, unreachable_point
-from .frontiers.find_frontier import ModelFrontier
 from .infeasible import least_needed, nothing_fits, time_for_more
 from .request import OF_CURVE
 from .unsplit import unsplit_if_as_fast
@@ -84,10 +84,7 @@ def _found(option: str, request: Request, parallelisms: Sequence[int]) -> Plan:
         found = search.frontier()
         number = None if found is None else found.fastest_within(request.limit_bytes)
         if found is not None and number is not None:
-            return _fastest(found, number, option, request)
-        if search.alone is not None:
-            plan = unsplit_if_as_fast(_unrolled(*search.alone, option, request), request)
-            return dataclasses.replace(plan, hint=search.hint)
+            return dataclasses.replace(_fastest(found, number, option, request), hint=search.hint)
         if found is not None and search.counts is not None:
             why = InputError(why_too_large(found, request.limit_bytes))
         searched.append(search)
@@ -100,9 +97,14 @@ def _found(option: str, request: Request, parallelisms: Sequence[int]) -> Plan:
 def _fastest(frontier: Frontier[PlanPoint], number: int, option: str, request: Request) -> Plan:
     """Return the plan of a frontier's fastest point, or an unsplit one as :func:`.unsplit_if_as_fast`.
 
-    One without stages is taken where stages are predicted to save less than they must.
+    One without stages is taken where stages are predicted to save less than they must. The frontier records how long making
+    the plan took, as phase ``unroll``.
     """
+    started = time.perf_counter()
     plan = frontier.plan(number, option)
+    seconds = {**frontier.seconds_by_phase, "unroll": time.perf_counter() - started}
+    frontier = dataclasses.replace(frontier, seconds_by_phase=seconds)
+    plan = dataclasses.replace(plan, frontier=frontier)
     without = _without_stages(frontier, plan, request) if must_be_tried(request) else None
     return unsplit_if_as_fast(without or plan, request)
 
@@ -112,10 +114,10 @@ def _without_stages(frontier: Frontier[PlanPoint], plan: Plan, request: Request)
     fastest = frontier.fastest_without_stages(request.limit_bytes)
     if fastest is None:
         return None
-    own = dataclasses.replace(fastest[0], assumed=request.assumed).plan(fastest[1], plan.option)
-    saved = 1 - plan.time_us / own.time_us
+    saved = 1 - plan.time_us / fastest[0].points[fastest[1]].time_us
     if not 0 < saved < WORTH_STAGES:
         return None
+    own = frontier_of_whole(fastest[0], request.assumed).plan(fastest[1], plan.option)
     why = (
         f"{len(plan.stages)} stages in {plan.micro_batches} micro-batches are predicted to save {math.floor(100 * saved)}% "
         f"of a step, and taken from {WORTH_STAGES:.0%} on; ask for stages={len(plan.stages)} to have them, or give a "
@@ -190,21 +192,10 @@ def _curve_point(request: Request, parallelism: int) -> CurvePoint | InputError:
         if not is_asked:
             raise
         return error
-    in_stages = search.frontier() or (search.least if search.alone is None else None)
-    if search.alone is not None:
-        return curve_point(in_stages or search.alone[0], request)
-    found = None if in_stages is None else curve_point(in_stages, request)
+    frontier = search.frontier() or search.least
+    found = None if frontier is None else curve_point(frontier, request)
     if found is not None and (found.fits or is_asked):
         return found
     least = least_needed(request, search.whole, time_for_more(search.whole, started))
     alone = unreachable_point(request, parallelism, least.n_bytes, least.frontier.found.exact)
     return alone if found is None else min(alone, found, key=lambda each: each.peak_bytes)
-
-
-def _unrolled(frontier: ModelFrontier, point: int, option: str, request: Request) -> Plan:
-    """Return the plan of a point; its frontier records how long making the plan took, as phase ``unroll``."""
-    started = time.perf_counter()
-    frontier = dataclasses.replace(frontier, assumed=request.assumed)
-    plan = frontier.plan(point, option)
-    seconds = {**frontier.seconds_by_phase, "unroll": time.perf_counter() - started}
-    return dataclasses.replace(plan, frontier=dataclasses.replace(frontier, seconds_by_phase=seconds))

@@ -13,7 +13,8 @@ from ..ft import Budget, InfeasibleError
 from ..sharding.model import Model
 from .asked import Request
 from .baselines import OTHERS
-from .frontiers.find_frontier import LOOK, ModelFrontier, Progress, find_frontier
+from .frontiers.find_frontier import LOOK, Progress, find_frontier
+from .frontiers.model_frontier import ModelFrontier
 from .problem.choices import ACCUMULATE
 
 OF_CURVE = Budget(seconds=1.0, gap=0.01)

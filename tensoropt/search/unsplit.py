@@ -13,6 +13,7 @@ from ..plan.plan import Plan
 from ..program.schedule import PLAIN
 from ..rules.registry import rule_of
 from .baselines import OTHERS
+from .candidates.whole_frontier import frontier_of_whole
 from .frontiers.find_frontier import find_unsplit
 from .request import Request
 
@@ -35,5 +36,5 @@ def unsplit_if_as_fast(plan: Plan, request: Request) -> Plan:
         return plan
     if request.limit_bytes is not None and found.peak_bytes(0) > request.limit_bytes:
         return plan
-    unsplit = replace(found, assumed=plan.assumed).plan(0, plan.option)
+    unsplit = frontier_of_whole(found, plan.assumed).plan(0, plan.option)
     return replace(unsplit, frontier=plan.frontier, frontier_text=plan.frontier.table(), point=None)

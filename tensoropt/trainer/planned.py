@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..plan.frontier import PlanFrontier
+from ..plan.frontier import Frontier
 from ..plan.plan import Plan
 from .trainer_ranks import TrainerRanks
 
@@ -18,7 +18,7 @@ class Planned:
         return self._ranks.execution.plan
 
     @property
-    def frontier(self) -> PlanFrontier | None:
+    def frontier(self) -> Frontier | None:
         """All plans that the search found; None on ranks other than 0, which received only the chosen plan."""
         return self.plan.frontier
 

@@ -21,7 +21,9 @@ from ..profiling.available_memory import available_memory_bytes
 from ..profiling.store import Store
 from ..report.explanation import BASELINE_US, DATA_PARALLELISM, INTERLEAVED, WITHOUT_STAGES
 from ..runtime.ranks import Processes
-from ..search.frontiers.find_frontier import ModelFrontier, find_baseline
+from ..search.candidates.whole_frontier import frontier_of_whole
+from ..search.frontiers.find_frontier import find_baseline
+from ..search.frontiers.model_frontier import ModelFrontier
 from ..sharding.model import Model
 from .interleaved_timing import FirstValue, interleaved_seconds, steps_of
 
@@ -133,7 +135,7 @@ class BaselineTrial:
         frontier, point = self._frontier_of(plan, name)
         if frontier is None or frontier.points[point].time_us > NEAR * plan.time_us:
             return None
-        baseline = replace(frontier, assumed=plan.assumed).plan(point, plan.option)
+        baseline = frontier_of_whole(frontier, plan.assumed).plan(point, plan.option)
         needed_bytes = frontier.peak_bytes(point)
         fits = self.limit_bytes is None or needed_bytes <= self.limit_bytes
         all_bytes = needed_bytes + sum(p.needed_bytes for p in plans)

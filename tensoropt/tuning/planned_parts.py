@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ..costs.config_costs import costs_of_config
-from ..plan.frontier import PlanFrontier
+from ..plan.frontier import Frontier
 from ..plan.plan import Plan
 from ..profiling.work import WorkItem
 from ..rules.registry import rule_of
 from ..rules.rule import Config
-from ..search.frontiers.find_frontier import ModelFrontier
+from ..search.frontiers.model_frontier import ModelFrontier
 from ..sharding.model import Model
 
 
@@ -54,7 +54,7 @@ def parts_of(plan: Plan) -> list[PlannedPart]:
     return [PlannedPart(frontier, configs) for frontier, configs in parts if frontier is not None]
 
 
-def parts_of_points(frontier: PlanFrontier | None) -> Iterator[PlannedPart]:
+def parts_of_points(frontier: Frontier | None) -> Iterator[PlannedPart]:
     """Yield the parts of all points of a frontier."""
     assert frontier is not None
     for point in range(len(frontier)):

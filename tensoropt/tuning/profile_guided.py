@@ -37,7 +37,7 @@ from ..runtime.ranks import Processes
 from ..search.asked import WORTH_STAGES, WORTH_TRYING
 from ..search.baselines import data_parallel
 from ..search.baselines.task import BaselineTask
-from ..search.frontiers.find_frontier import ModelFrontier
+from ..search.frontiers.model_frontier import ModelFrontier
 from ..search.options import find_answer
 from ..search.request import Request
 from ..sharding.model import Model

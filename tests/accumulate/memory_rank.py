@@ -11,6 +11,7 @@ from tensoropt.ft import Budget
 from tensoropt.profiling.hardware import named
 from tensoropt.runtime.measuring.local_hardware import prepared_processes
 from tensoropt.search.asked import Request
+from tensoropt.search.candidates.whole_frontier import frontier_of_whole
 from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.tools.offline import record
 from tensoropt.tools.plan_check import check_plan
@@ -33,7 +34,7 @@ hardware = named(f"v100-1x{processes.size}")
 recorded = record(deep, "deep", "momentum")
 for n in map(int, sys.argv[1:]):
     asked = Request(recorded.model, hardware, None, micro_batches=n, budget=Budget(seconds=0))
-    plan = find_frontier(asked, processes.size).fastest()
+    plan = frontier_of_whole(find_frontier(asked, processes.size)).fastest()
     check = check_plan(plan, recorded.model, recorded.first_values(), processes, 3, hardware)
     if processes.rank == 0:
         memory, step = check.memory, check.step

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.large import first
-from helpers.searches import find_frontier
+from helpers.searches import find_frontier, plans_of
 
 import tensoropt
 from tensoropt import zoo
@@ -21,13 +21,13 @@ from tensoropt.costs.config_costs import costs_of_config
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.plan.build import cost_entries
 from tensoropt.plan.consistency import check_reshardings
-from tensoropt.plan.frontier_file import Frontier
+from tensoropt.plan.frontier import Frontier
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config
 from tensoropt.search.asked import Request
-from tensoropt.search.frontiers.find_frontier import ModelFrontier
+from tensoropt.search.frontiers.model_frontier import ModelFrontier
 from tensoropt.search.options import mini_time
 from tensoropt.search.problem.choices import ACCUMULATE
 from tensoropt.sharding.model import Model
@@ -69,7 +69,6 @@ def test_search_uses_micro_batches_where_the_limit_needs_them(everything: bool) 
     chosen = set()
     for limit in np.linspace(least, most, 4 if everything else 2).astype(int).tolist():
         alone, plan = mini_time(request(limit, frozenset([ACCUMULATE])), 2), mini_time(request(limit), 2)
-        assert plan.frontier is not None and plan.point is not None
         assert plan.time_us <= alone.time_us and plan.frontier.peak_bytes(plan.point) <= limit
         chosen.add(plan.micro_batches)
     assert plan.micro_batches == 1, "the fastest of all takes the full batch at once"
@@ -103,7 +102,7 @@ def test_points_cost_what_they_are_charged(name: str) -> None:
     model = models.recorded(name, "momentum").model
     found = find_frontier(model, HARDWARE, 2, micro_batches=2, space="full")
     for point in range(0, len(found), max(1, len(found) // 5)):
-        plan = found.plan(point)
+        plan = plans_of(found).plan(point)
         in_reshardings = sum(resharding.time_us for resharding in plan.reshardings)
         in_operators = sum(op.time_us for op in plan.operators)
         assert plan.time_us == pytest.approx(in_reshardings + in_operators, abs=0.01)
@@ -142,7 +141,7 @@ def test_accumulators_are_charged_where_a_copy_has_another_layout() -> None:
     """Gradients of a split parameter that is gathered once for all micro-batches are accumulated at the gathered copy."""
     force = {"Variable": {"d0": 2}, "MatMul": {"m": 2}, "Placeholder": {"d0": 2}}
     model = record(_products, "products", "sgd").model
-    plan = find_frontier(model, HARDWARE, 2, force=force, micro_batches=2).fastest()
+    plan = plans_of(find_frontier(model, HARDWARE, 2, force=force, micro_batches=2)).fastest()
     gathered = [each for each in plan.reshardings if each.tensor.startswith("w")]
     assert gathered and all(each.n_runs == 1 and each.accumulator_bytes == 4 * 64 * 64 for each in gathered)
     assert "gradients accumulated" in plan.explain() and "2 micro-batches" in plan.explain()
@@ -159,7 +158,7 @@ def _products() -> tf.Tensor:
 
 
 def test_a_plan_reads_back_as_it_was_written(tmp_path: Path) -> None:
-    plan = frontier(4).smallest()
+    plan = plans_of(frontier(4)).smallest()
     plan.save(tmp_path / "plan.json")
     loaded = Plan.load(tmp_path / "plan.json")
     assert loaded.micro_batches == 4 and loaded.reshardings == plan.reshardings and loaded.summary() == plan.summary()
@@ -177,7 +176,7 @@ def test_a_plan_reads_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_a_frontier_reads_back_as_it_was_written(tmp_path: Path) -> None:
-    found = frontier(2)
+    found = plans_of(frontier(2))
     found.save(tmp_path / "frontier.json")
     loaded = Frontier.load(tmp_path / "frontier.json")
     for point in (0, len(found) // 2, -1):

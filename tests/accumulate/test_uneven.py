@@ -10,7 +10,7 @@ import pytest
 from accumulate.uneven import batches, how, network
 from helpers.large import first
 from helpers.mpirun import run_ranks
-from helpers.searches import find_frontier
+from helpers.searches import find_frontier, plans_of
 from helpers.strategies import assert_close
 from oracles.shards import gather
 
@@ -62,8 +62,8 @@ def trained(of: Recorded, plan: Plan, n_samples: int) -> tuple[list[float], dict
 @pytest.mark.parametrize(("n_samples", "n_micro_batches", "n_devices"), first(1, CASES))
 def test_plans_in_uneven_micro_batches_have_one_device_numbers(n_samples: int, n_micro_batches: int, n_devices: int) -> None:
     of = recorded(n_samples)
-    losses, state = trained(of, find_frontier(of.model, named("v100-1x1"), 1).fastest(), n_samples)
-    found = find_frontier(of.model, named(f"v100-1x{n_devices}"), n_devices, micro_batches=n_micro_batches)
+    losses, state = trained(of, plans_of(find_frontier(of.model, named("v100-1x1"), 1)).fastest(), n_samples)
+    found = plans_of(find_frontier(of.model, named(f"v100-1x{n_devices}"), n_devices, micro_batches=n_micro_batches))
     plans = [found.plan(point) for point in {0, len(found) - 1}]
     assert max(plan.n_split_operators for plan in plans) > 0, "operators are split otherwise than by samples"
     for plan in plans:
@@ -76,7 +76,7 @@ def test_plans_in_uneven_micro_batches_have_one_device_numbers(n_samples: int, n
 
 def test_a_plan_in_uneven_micro_batches_reads_back(tmp_path: Path) -> None:
     of = recorded(8)
-    find_frontier(of.model, named("v100-1x3"), 3, micro_batches=4).plan(0, "mini_time").save(tmp_path / "plan.json")
+    plans_of(find_frontier(of.model, named("v100-1x3"), 3, micro_batches=4)).plan(0).save(tmp_path / "plan.json")
     plan = Plan.load(tmp_path / "plan.json")
     assert plan.n_split_operators, "each rank would load all of the batch of a plan that splits nothing"
     plan.check_for(of.model)

@@ -34,6 +34,7 @@ from tensoropt.profiling.hardware import resolve
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
 from tensoropt.search.asked import Request
+from tensoropt.search.candidates.whole_frontier import frontier_of_whole
 from tensoropt.search.frontiers.find_frontier import find_frontier
 
 TOLERANCE = 1e-9
@@ -72,7 +73,7 @@ def held(name: str, entry: Entry, seed: int) -> Row:
     with floats("float64"):
         case = case_of(entry)
         captured = time.perf_counter()
-        find_frontier(Request(case.model, resolve("v100-1x4"), None), 4).fastest()
+        frontier_of_whole(find_frontier(Request(case.model, resolve("v100-1x4"), None), 4)).fastest()
         planned = time.perf_counter()
         view = random_strategy(case, Mesh.of(2, 2), seed)
         off = differences(case, by_strategy(case, view, random_router(seed)), TOLERANCE)

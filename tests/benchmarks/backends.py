@@ -34,6 +34,7 @@ def measured(collectives: str, models: str, rounds: int) -> dict[str, float]:
     from tensoropt.runtime.execute import communicating
     from tensoropt.runtime.measuring.local_hardware import prepared_processes
     from tensoropt.search.asked import Request
+    from tensoropt.search.candidates.whole_frontier import frontier_of_whole
     from tensoropt.search.frontiers.find_frontier import find_frontier
     from tensoropt.sharding.resharding import PathFinder, PlainCosts, Resharding
     from tensoropt.tools.offline import record
@@ -67,7 +68,7 @@ def measured(collectives: str, models: str, rounds: int) -> dict[str, float]:
         function, sizes = BUILT[name]
         recorded = record(lambda function=function, sizes=sizes: function(**sizes), name, "momentum")
         request = Request(recorded.model, hardware, None, algorithm="data-parallel")
-        plan = find_frontier(request, processes.size).plan(0)
+        plan = frontier_of_whole(find_frontier(request, processes.size)).plan(0)
         (timing,) = alternate([tensoropt_step(plan, recorded, processes, collectives)], max(3, rounds // 4))
         found[f"a step of {name}"] = timing.median * 1e3
     return {key: processes.gather_max(value) for key, value in found.items()}

@@ -46,7 +46,9 @@ from tensoropt.profiling.hardware import resolve
 from tensoropt.program.fetch import Fetch
 from tensoropt.runtime.step.functions import Feed
 from tensoropt.search.asked import Request
-from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_frontier
+from tensoropt.search.candidates.whole_frontier import frontier_of_whole
+from tensoropt.search.frontiers.find_frontier import find_frontier
+from tensoropt.search.frontiers.model_frontier import ModelFrontier
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.resharding import PlainCosts
 from tensoropt.trainer.capture.objective import Compilation, KerasObjective
@@ -131,16 +133,16 @@ def measured(entry: Entry, n_devices: int, builds: bool) -> tuple[Seconds, str]:
         planned = Model(captured.graph, analyse(captured.graph))
     frontier = _found(planned, n_devices, seconds)
     with seconds.stage("unroll"):
-        plan = frontier.fastest()
+        plan = frontier_of_whole(frontier).fastest()
     if not builds:
-        return seconds, frontier.summary()
+        return seconds, frontier.told
     with seconds.stage("build"):
         view = planned.view(plan.stages[0].strategy)
         values = captured.capture.variables
         backend = CommunicatingBackend(plan.mesh, 0, _Silent())
         engine = uncut_engine(view, plan.stages[0].path_finder(PlainCosts()), backend, lambda name: values[name].numpy())
         engine.function(Fetch((), (TRAIN,)), tuple(Feed(tensor, False) for tensor in captured.inputs))
-    return seconds, frontier.summary()
+    return seconds, frontier.told
 
 
 def _found(model: Model, n_devices: int, seconds: Seconds) -> ModelFrontier:

@@ -73,7 +73,8 @@ from tensoropt.runtime.measuring.local_hardware import hardware_here, prepared_p
 from tensoropt.runtime.ranks import Processes
 from tensoropt.search.asked import Request, assumptions
 from tensoropt.search.baselines.task import BaselineTask
-from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_baseline
+from tensoropt.search.candidates.whole_frontier import frontier_of_whole
+from tensoropt.search.frontiers.find_frontier import find_baseline
 from tensoropt.search.options import mini_time
 from tensoropt.search.problem.strategy_problem import StrategyProblem
 from tensoropt.sharding.model import Model
@@ -218,11 +219,10 @@ def planned(
         )
         winner = baseline_trial.winner(plan, on_first_rank)
         if processes.rank == 0:
-            assert isinstance(plan.frontier, ModelFrontier)
-            frontier = plan.frontier
+            (frontier,) = plan.frontier.without_stages
             each = [("mini_time", winner), *([] if runs_as(winner) == runs_as(plan) else [("found", plan)])]
             each += chosen_plans(frontier, arguments.random, arguments.frontier)
-            each += [("data parallel", find_baseline(frontier, "data-parallel").plan(0))]
+            each += [("data parallel", frontier_of_whole(find_baseline(frontier, "data-parallel")).plan(0))]
         seconds = [speed.seconds()]
         searching.measure(frontier, [plan.stages[0].strategy for _, plan in each])
         seconds.append(speed.seconds())

@@ -29,7 +29,7 @@ from tensoropt import zoo
 from tensoropt.common.memory_units import memory_text, parse_memory
 from tensoropt.ft import Budget
 from tensoropt.ir.graph import Graph
-from tensoropt.plan.frontier_file import Frontier
+from tensoropt.plan.frontier import Frontier
 from tensoropt.profiling.hardware import named
 from tensoropt.program.fast_makespan import PassTimes, step_us
 from tensoropt.search.asked import Request

@@ -26,6 +26,7 @@ from tensoropt.profiling.hardware import Hardware, named
 from tensoropt.runtime.measuring.local_hardware import prepared_processes
 from tensoropt.runtime.ranks import Processes
 from tensoropt.search.asked import Request
+from tensoropt.search.candidates.whole_frontier import frontier_of_whole
 from tensoropt.search.frontiers.find_frontier import find_baseline, find_frontier
 from tensoropt.tools.offline import record
 from tensoropt.tools.plan_check import check_plan
@@ -42,7 +43,7 @@ def errors_of(
         frontier = find_frontier(Request(recorded.model, hardware, None, micro_batches=n_micro_batches), processes.size)
         chosen = list(chosen_plans(frontier, n_random, n_frontier))
         if n_micro_batches == 1:
-            chosen.append(("data parallel", find_baseline(frontier, "data-parallel").plan(0)))
+            chosen.append(("data parallel", frontier_of_whole(find_baseline(frontier, "data-parallel")).plan(0)))
         plans = [(kind, plan.to_json()) for kind, plan in chosen]
     errors = []
     for kind, value in processes.broadcast(plans):

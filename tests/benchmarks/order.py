@@ -28,6 +28,7 @@ from tensoropt.runtime.measuring.synthetic_batch import synthetic_batch
 from tensoropt.runtime.ranks import Processes
 from tensoropt.runtime.step.functions import Feed
 from tensoropt.search.asked import Request
+from tensoropt.search.candidates.whole_frontier import frontier_of_whole
 from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.tools.offline import record
 
@@ -41,7 +42,7 @@ def row(name: str, processes: Processes, steps: int) -> list[str]:
     found = None
     if processes.rank == 0:
         asked = Request(recorded.model, named(f"v100-1x{processes.size}"), None)
-        found = find_frontier(asked, processes.size).fastest().to_json()
+        found = frontier_of_whole(find_frontier(asked, processes.size)).fastest().to_json()
     plan, graph = Plan.from_json(processes.broadcast(found)), recorded.model.graph
     fetch = Fetch(tuple((step.loss, False) for step in graph.train_steps.values()), tuple(graph.train_steps))
     feeds = {Feed(tensor, False): value for tensor, value in synthetic_batch(graph).items()}

@@ -38,7 +38,8 @@ from tensoropt.profiling.hardware import Hardware, named  # noqa: E402
 from tensoropt.search.asked import Request  # noqa: E402
 from tensoropt.search.baselines import BASELINES  # noqa: E402
 from tensoropt.search.compare import Comparison  # noqa: E402
-from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_baseline, find_frontier  # noqa: E402
+from tensoropt.search.frontiers.find_frontier import find_baseline, find_frontier  # noqa: E402
+from tensoropt.search.frontiers.model_frontier import ModelFrontier  # noqa: E402
 from tensoropt.search.problem.choices import REMAT  # noqa: E402
 from tensoropt.search.problem.config_space import COMPACT, FULL  # noqa: E402
 from tensoropt.sharding.model import Model  # noqa: E402
@@ -140,7 +141,7 @@ def point_numbers(frontier: ModelFrontier, point: int) -> Numbers:
 
 def made_again(frontier: ModelFrontier, point: int) -> Numbers:
     """Return how many copies are regathered in the backward pass instead of being saved, and the bytes not saved."""
-    copies = [resharding for resharding in frontier.plan(point).reshardings if resharding.is_regathered]
+    copies = [resharding for resharding in frontier.stage(point).reshardings if resharding.is_regathered]
     return {"copies_regathered": len(copies), "bytes_not_saved": sum(copy.copy_bytes for copy in copies)}
 
 

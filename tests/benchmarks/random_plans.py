@@ -15,7 +15,8 @@ from oracles.idle_choices import without_idle_choices
 from tensoropt.ft import Frontier
 from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.plan.plan import Plan
-from tensoropt.search.frontiers.find_frontier import ModelFrontier
+from tensoropt.search.candidates.whole_frontier import frontier_of_whole
+from tensoropt.search.frontiers.model_frontier import ModelFrontier
 from tensoropt.sharding.resharding import PathFinder
 
 
@@ -23,7 +24,7 @@ def chosen_plans(frontier: ModelFrontier, n_random: int, n_frontier: int, seed: 
     """Yield plans of the frontier at equal distances, then plans of random strategies."""
     n_points = len(frontier.found)
     for point in dict.fromkeys(np.linspace(0, n_points - 1, n_frontier).round().astype(int).tolist()):
-        yield "frontier", frontier.plan(point)
+        yield "frontier", frontier_of_whole(frontier).plan(point)
     rng = np.random.default_rng(seed)
     problem = frontier.built.problem
     for number in range(1, n_random + 1):
@@ -38,7 +39,7 @@ def chosen_plans(frontier: ModelFrontier, n_random: int, n_frontier: int, seed: 
         time_ns -= frontier.built.overlap_ns(states[None])
         mem_bytes += frontier.built.missing_bytes(states[None])
         alone = Frontier(mem_bytes, time_ns, states[None], {}, "random")
-        yield "random", replace(frontier, found=alone).plan(0)
+        yield "random", frontier_of_whole(replace(frontier, found=alone)).plan(0)
 
 
 def without_idle(frontier: ModelFrontier, states: np.ndarray) -> np.ndarray:

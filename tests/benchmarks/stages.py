@@ -44,6 +44,7 @@ from tensoropt.runtime.execution import execute
 from tensoropt.runtime.measuring.synthetic_batch import synthetic_step
 from tensoropt.runtime.ranks import Processes
 from tensoropt.search.asked import WORTH_STAGES
+from tensoropt.search.candidates.whole_frontier import frontier_of_whole
 from tensoropt.search.frontiers.find_frontier import find_baseline, find_frontier
 from tensoropt.search.options import find_answer
 from tensoropt.search.request import Request
@@ -91,8 +92,8 @@ def plans_by_rates(recorded: Recorded, context: Context, micro_batches: list[int
     processes, values = context.processes, {}
     if processes.rank == 0:
         frontier = find_frontier(Request(recorded.model, context.hardware, None), processes.size)
-        fastest = frontier.plan(frontier.found.fastest(), "mini_time")
-        values = {FASTEST: fastest.to_json(), DATA_PARALLEL: find_baseline(frontier, "data-parallel").plan(0).to_json()}
+        plans = frontier_of_whole(frontier), frontier_of_whole(find_baseline(frontier, "data-parallel"))
+        values = dict(zip((FASTEST, DATA_PARALLEL), (each.fastest().to_json() for each in plans), strict=True))
         for n, schedule in product(micro_batches, schedules):
             asked = {"micro_batches": n, "stages": (_n_stages(schedule),), "schedule": schedule}
             plan = find_answer("mini_time", Request(recorded.model, context.hardware, None, **asked), processes.size)
@@ -115,7 +116,8 @@ def plans_by_measured_operators(
     fastest = found((1,))
     plans: Plans = {FASTEST: fastest}
     is_first = context.processes.rank == 0
-    baseline = find_baseline(fastest.frontier, "data-parallel").plan(0).to_json() if is_first else None
+    whole = fastest.frontier.without_stages if is_first else []
+    baseline = next((frontier_of_whole(find_baseline(each, "data-parallel")).plan(0).to_json() for each in whole), None)
     plans[DATA_PARALLEL] = Plan.from_json(context.processes.broadcast(baseline))
     for n, schedule in product(micro_batches, schedules):
         plans[_title(n, schedule)] = found((_n_stages(schedule),), n, schedule)

@@ -55,6 +55,7 @@ from tensoropt.runtime.measuring.synthetic_batch import synthetic_batch
 from tensoropt.runtime.ranks import Processes
 from tensoropt.runtime.step.functions import Feed
 from tensoropt.search.asked import Request, assumptions
+from tensoropt.search.candidates.whole_frontier import frontier_of_whole
 from tensoropt.search.frontiers.find_frontier import find_baseline
 from tensoropt.search.options import mini_time
 from tensoropt.tools.offline import record
@@ -242,7 +243,8 @@ def plans_of(recorded: Recorded, processes: Processes, budget: str) -> tuple[Pla
         MeasuredSearch(processes, recorded.model, search, parse_budget(budget), store).find(on_first_rank)
     both = None
     if processes.rank == 0:
-        both = found[0].to_json(), find_baseline(found[0].frontier, "data-parallel").plan(0).to_json()
+        (whole,) = found[0].frontier.without_stages
+        both = found[0].to_json(), frontier_of_whole(find_baseline(whole, "data-parallel")).plan(0).to_json()
     fastest, data_parallel = processes.broadcast(both)
     return Plan.from_json(fastest), Plan.from_json(data_parallel)
 

@@ -36,7 +36,7 @@ COSTS = CollectiveCosts(HARDWARE, MESH)
 
 def data_parallel(model: zoo.Recorded) -> StrategyView:
     found = find_frontier(model.model, HARDWARE, 2, algorithm="data-parallel")
-    return model.model.view(found.plan(0, "mini_time").stages[0].strategy)
+    return model.model.view(found.stage(0).strategy)
 
 
 def trained(engine: Engine, model: zoo.Recorded) -> tuple[list[np.ndarray], tuple[Collective, ...]]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from helpers import zoo
 from helpers.large import first
-from helpers.searches import find_frontier
+from helpers.searches import find_frontier, plans_of
 from helpers.strategies import (
     assert_variables,
     engine_of,
@@ -51,7 +51,7 @@ def test_all_points_of_a_frontier(function: Any, cluster: str, space: str, every
         assert (mem_bytes + missing[point], time_ns) == (found.mem_bytes[point], found.time_ns[point])
     step = max(1, -(-(len(found) - 1) // ((MOST_POINTS if everything else MOST_BY_DEFAULT) - 1)))
     for point in sorted({*range(0, len(found), step), len(found) - 1}):
-        plan = frontier.plan(point, "mini_time")
+        plan = plans_of(frontier).plan(point, "mini_time")
         parts = [each.time_us for each in (*plan.operators, *plan.reshardings)]
         assert sum(parts) == pytest.approx(plan.time_us, rel=1e-9)
         view = model.model.view(plan.stages[0].strategy)

@@ -94,7 +94,6 @@ def assert_judged(problem: Problem, everything: bool, budget: Budget | None = No
             assert least == (None if point is None else frontier.time_ns[point])
         else:
             assert point is not None
-            assert least is not None
             assert frontier.bound.least_time(np.array([limit]))[0] <= least <= frontier.time_ns[point]
     return frontier.exact
 

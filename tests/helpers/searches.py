@@ -7,18 +7,21 @@ from dataclasses import replace
 from typing import Any
 
 from tensoropt.costs.held_bytes import least_held_bytes, least_summed_bytes
-from tensoropt.plan.frontier_file import Frontier
+from tensoropt.plan.frontier import Frontier
 from tensoropt.profiling.hardware import Hardware
 from tensoropt.program.schedule import ONE_FORWARD_ONE_BACKWARD
 from tensoropt.search.candidates.by_bound import Fit, by_bound
 from tensoropt.search.candidates.candidate import Candidate, possible_micro_batches
 from tensoropt.search.candidates.search_candidates import CandidateSearch
 from tensoropt.search.candidates.staged_frontier_points import PlanPoint
-from tensoropt.search.frontiers.find_frontier import ModelFrontier
+from tensoropt.search.candidates.whole_frontier import frontier_of_whole as plans_of  # noqa: F401
 from tensoropt.search.frontiers.find_frontier import find_frontier as find
+from tensoropt.search.frontiers.model_frontier import ModelFrontier
 from tensoropt.search.options import find_answer
 from tensoropt.search.request import Request
 from tensoropt.sharding.model import Model
+
+Plans = Frontier[PlanPoint]
 
 
 def fastest_that_fits(request: Request, parallelism: int) -> tuple[tuple[ModelFrontier, int] | None, list[ModelFrontier]]:

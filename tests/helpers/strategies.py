@@ -26,7 +26,7 @@ from tensoropt.reschedule.layout import Layout, Shape, axes_text
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import Path, cheapest_path
 from tensoropt.rules.registry import rule_of
-from tensoropt.rules.rule import Config, configs
+from tensoropt.rules.rule import Config, configs, why_invalid
 from tensoropt.runtime.engine import Engine
 from tensoropt.runtime.step.functions import Feed
 from tensoropt.runtime.step.parts import StageView
@@ -55,6 +55,7 @@ def random_strategy(
     prefers: Callable[[Config], bool] | None = None,
     share_regathered: float = 0.0,
     share_rematerialized: float = 0.0,
+    within: Graph | None = None,
 ) -> StrategyView:
     """A random config for every operator; for every tensor with several consumers a random one of their shardings, or none.
 
@@ -62,11 +63,14 @@ def random_strategy(
         prefers: narrows the choice wherever an operator has such a config.
         share_regathered: the mean share of copies that are regathered in the backward pass.
         share_rematerialized: the mean share of operators that are rematerialized there.
+        within: a graph of the same operators, which can have the configs, too.
     """
     rng = random.Random(seed)
     chosen = {}
     for name, op in model.graph.operators.items():
         possible = configs(rule_of(op), mesh)
+        if within is not None:
+            possible = [config for config in possible if not why_invalid(rule_of(within.operators[name]), config)]
         chosen[name] = rng.choice([config for config in possible if prefers and prefers(config)] or possible)
     view = StrategyView(model.graph, Strategy(mesh, chosen), model.model.backward.gradients)
     shared = {}

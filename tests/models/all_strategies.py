@@ -18,7 +18,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TENSOROPT_CACHE", "off")
 
 import keras
-from helpers.searches import find_frontier
+from helpers.searches import Plans, find_frontier, plans_of
 from helpers.strategies import random_router, random_strategy
 from helpers.switches import floats, graphs_as_built
 
@@ -26,7 +26,6 @@ from models.catalog import SMALL
 from models.training import Case, by_strategy, case_of, differences, sgd, without_gradient
 from tensoropt.profiling.hardware import resolve
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.search.frontiers.find_frontier import ModelFrontier
 from tensoropt.sharding.resharding import PlainCosts
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4}
@@ -49,8 +48,8 @@ def _case(name: str, dtype: str, optimizer: str) -> Case:
 
 
 @lru_cache(maxsize=1)
-def _frontier(name: str, dtype: str) -> ModelFrontier:
-    return find_frontier(_case(name, dtype, "sgd").model, resolve("v100-1x4"), 4)
+def _frontier(name: str, dtype: str) -> Plans:
+    return plans_of(find_frontier(_case(name, dtype, "sgd").model, resolve("v100-1x4"), 4))
 
 
 def differing(name: str, strategy: str, dtype: str = "float64", optimizer: str = "sgd") -> list[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from helpers import zoo
-from helpers.searches import find_frontier
+from helpers.searches import find_frontier, plans_of
 from helpers.strategies import random_strategy, slides
 from pipeline.orders import OF_OWN_SUBMESHES, interleaved
 from pipeline.staged import random_cuts
@@ -209,8 +209,8 @@ def _random_plan(rng: random.Random, draw: Draw, part: Model, hardware: Hardware
     model = zoo.Recorded(sliced, "", (), {}, (), None)  # type: ignore[arg-type]
     tries = 0
     while True:
-        prefers = PREFERENCES[draw.prefers] if tries < MOST_TRIES else None
-        view = random_strategy(model, mesh, rng.randrange(10**6), prefers, draw.regathered, draw.rematerialized)
+        prefers, within = (PREFERENCES[draw.prefers], None) if tries < MOST_TRIES else (None, part.graph)
+        view = random_strategy(model, mesh, rng.randrange(10**6), prefers, draw.regathered, draw.rematerialized, within)
         configs, tries = view.strategy.configs.items(), tries + 1
         if not any(why_invalid(rule_of(part.graph.operators[name]), config) for name, config in configs):
             return as_plan(view, rng.randrange(1000), part, hardware, draw.n)
@@ -220,7 +220,7 @@ def _point(rng: random.Random, draw: Draw, hardware: Hardware) -> Plan:
     """Return any point of the frontier, without stages or with so many."""
     model = draw.model.model
     if draw.n_stages == 1:
-        found = find_frontier(model, hardware, draw.n_devices, micro_batches=draw.n)
+        found = plans_of(find_frontier(model, hardware, draw.n_devices, micro_batches=draw.n))
         return found.plan(rng.randrange(len(found)), "mini_time")
     asked = {"micro_batches": draw.n, "stages": draw.n_stages, "schedule": draw.schedule}
     request = replace(request_of(model, hardware, None, {}, **asked), budget=Budget(seconds=0))

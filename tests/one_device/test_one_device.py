@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from helpers.large import first
 from helpers.mpirun import run_ranks
-from helpers.searches import find_frontier
+from helpers.searches import find_frontier, plans_of
 from helpers.strategies import feeds_of, training_fetch
 
 from one_device.drawing import drawn, plan_of, refusal
@@ -62,7 +62,7 @@ def test_stages_by_tensorflow_s_collectives_give_one_device_numbers(seeds: tuple
 def test_a_plan_in_micro_batches_of_one_sample_is_for_its_model() -> None:
     """There a reshape's dimensions have other names than in the whole batch."""
     model = recorded("attention of 8", "sgd").model
-    found = find_frontier(model, named("v100-1x2"), 2, micro_batches=8)
+    found = plans_of(find_frontier(model, named("v100-1x2"), 2, micro_batches=8))
     for point in range(len(found)):
         found.plan(point).check_for(model)
 

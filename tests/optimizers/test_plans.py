@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers.searches import find_frontier
+from helpers.searches import find_frontier, plans_of
 from helpers.strategies import executed, feeds_of, planned, uncut_engine
 from optimizers.models import case_of, check_state
 from optimizers.test_keras import CASES
@@ -20,7 +20,7 @@ def test_points_of_a_frontier(name: str) -> None:
     case = case_of(*CASES[name])
     frontier = find_frontier(case.model, resolve("v100-1x2"), 2)
     for point in {0, len(frontier.found) - 1}:
-        plan = frontier.plan(point, "mini_time")
+        plan = plans_of(frontier).plan(point, "mini_time")
         parts = [each.time_us for each in (*plan.operators, *plan.reshardings)]
         assert sum(parts) == pytest.approx(plan.time_us, rel=1e-9)
         view = case.model.view(plan.stages[0].strategy)

@@ -13,7 +13,7 @@ from tensoropt.ft import Budget
 from tensoropt.profiling.hardware import named
 from tensoropt.search.candidates import alike_stages
 from tensoropt.search.candidates.alike_stages import AlikeStages, form_of
-from tensoropt.search.frontiers.find_frontier import ModelFrontier
+from tensoropt.search.frontiers.model_frontier import ModelFrontier
 from tensoropt.search.problem.strategy_problem import StrategyProblem
 from tensoropt.search.request import Request, searched
 from tensoropt.sharding.stages import Stages
@@ -82,7 +82,7 @@ def test_a_stage_like_another_has_the_points_and_plans_of_its_own_search(
     for point in (0, len(own) - 1):
         assert found[1].peak_bytes(point) == own.peak_bytes(point)
         assert found[2].peaks_by_states[own.found.strategies[point].tobytes()] == own.peak_bytes(point)
-        plan, expected = (each.plan(point) for each in (found[2], own))
+        plan, expected = (each.stage(point) for each in (found[2], own))
         assert plan.to_json() == expected.to_json()
         assert found[2].peak(point) == own.peak(point)
     alike.searched(replace(requests[2], micro_batches=4), 4, fits)

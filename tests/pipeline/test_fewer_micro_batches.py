@@ -13,7 +13,7 @@ from helpers.searches import find_with_stages
 
 from tensoropt import zoo
 from tensoropt.ft import Budget
-from tensoropt.plan.frontier_file import Frontier
+from tensoropt.plan.frontier import Frontier
 from tensoropt.profiling.hardware import named
 from tensoropt.search.candidates import bounds as candidate_bounds
 from tensoropt.search.candidates import by_bound

@@ -19,7 +19,7 @@ from pipeline.staged import random_cuts, random_stage_view
 from tensoropt.common.errors import InputError
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.ft import Budget
-from tensoropt.plan.frontier_file import Frontier
+from tensoropt.plan.frontier import Frontier
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 from tensoropt.program.interleaved import INTERLEAVED, interleaved_orders, most_in_flight, tried_interleavings
@@ -30,7 +30,7 @@ from tensoropt.runtime.execution import execute
 from tensoropt.runtime.other_programs import peak_beside
 from tensoropt.runtime.ranks import Processes
 from tensoropt.search.asked import request_of
-from tensoropt.search.frontiers.find_frontier import ModelFrontier
+from tensoropt.search.frontiers.model_frontier import ModelFrontier
 from tensoropt.search.request import Request
 from tensoropt.search.stages.memory import StageCosts, bytes_together, ends_of
 from tensoropt.search.stages.submeshes import interleaved_blocks
@@ -145,14 +145,14 @@ def _peak_of_replays(replays: dict[int, list[np.ndarray]], passes: list[Pass]) -
 def test_stages_are_on_submeshes_in_turn_and_a_plan_reads_back(tmp_path) -> None:
     found = frontier_of(request(cluster="v100-1x4"))
     plan = found.plan(found.fastest_within(None), "mini_time")
-    assert isinstance(plan, Plan) and plan.schedule == "interleaved" and plan.interleaving is not None
+    assert plan.schedule == "interleaved" and plan.interleaving is not None
     assert [stage.devices for stage in plan.stages] == [(0, 1), (2, 3), (0, 1), (2, 3)]
     assert plan.parallelism == 4 and plan.submeshes == ((0, 1), (2, 3))
     assert plan.stages[0].peak_bytes == plan.stages[2].peak_bytes
     assert "4 stages on 2+2 devices" in plan.brief() and "by interleaved" in plan.brief()
     plan.save(tmp_path / "plan.json")
     again = Plan.load(tmp_path / "plan.json")
-    assert isinstance(again, Plan) and again.orders == plan.orders and again.to_json() == plan.to_json()
+    assert again.orders == plan.orders and again.to_json() == plan.to_json()
     value = plan.to_json()
     for damaged in (
         {**value["schedule"], "ahead": [1, 1]},  # passes would wait for each other

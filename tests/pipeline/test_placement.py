@@ -97,7 +97,7 @@ def test_a_script_places_layers_and_trains_as_one_device_does() -> None:
         x, loss, train = record(devices)
         plan = tensoropt.find_strategy(parallelism=parallelism, verbose=0)
         if parallelism == 4:
-            assert isinstance(plan, Plan) and [stage.devices for stage in plan.stages] == [(0,), (1,), (2, 3)]
+            assert [stage.devices for stage in plan.stages] == [(0,), (1,), (2, 3)]
             assert [devices_of(plan, f"w{layer}") for layer in range(4)] == [(0,), (0,), (1,), (2, 3)]
         tensoropt.build_execution_graph(plan=plan, collectives="emulated")
         feeds = {x: np.random.default_rng(1).normal(size=(8, 16))}

@@ -54,7 +54,7 @@ def test_a_plan_reads_back_is_explained_and_has_one_device_numbers(
     found = plan_of(name, n_stages, schedule=schedule)
     found.save(tmp_path / "plan.json")
     plan = Plan.load(tmp_path / "plan.json")
-    assert isinstance(plan, Plan) and plan.to_json() == found.to_json()
+    assert plan.to_json() == found.to_json()
     assert plan.parallelism == 4 and len(plan.stages) == n_stages
     assert found.frontier is not None and plan.frontier_table() == found.frontier.table(found.point)
     told = read_answer(capsys, "explain", tmp_path / "plan.json", "--json")

@@ -80,7 +80,6 @@ def test_passes_run_when_they_may_and_fill_the_step(seed: int) -> None:
             continue
         for needed in needs(each, n_stages):
             found = span_of(needed)
-            assert found is not None
             begin, end = span[0], found[1]
             if needed.stage == stage:
                 assert begin >= end

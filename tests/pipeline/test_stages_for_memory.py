@@ -19,7 +19,6 @@ from tensoropt.common.errors import InputError
 from tensoropt.common.memory_units import memory_text
 from tensoropt.costs.held_bytes import least_held_bytes, least_summed_bytes
 from tensoropt.ft import Budget
-from tensoropt.plan.frontier_file import Frontier
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 from tensoropt.runtime.ranks import Processes
@@ -86,10 +85,10 @@ def test_the_fewest_stages_that_fit_are_taken_and_say_why(tmp_path: Path, everyt
     for limit, count in (*others, (least_in(4), 4)):
         said = _Said()
         plan = mini_time(request(limit, progress=said), 4)
-        assert isinstance(plan, Plan) and len(plan.stages) == count and plan.peak_bytes <= limit
+        assert len(plan.stages) == count and plan.peak_bytes <= limit
         why = f"no plan without stages fits {memory_text(limit)}"
         assert f"no plan without stages fits; in {count} stages, costs" in said.phases
-        assert isinstance(plan.frontier, Frontier) and why in plan.frontier.summary()
+        assert why in plan.frontier.summary()
         assert all(why in text for text in (plan.brief(), plan.table(), plan.explain(), plan.explained()))
         assert plan.to_json()["why_stages"] == why
         plan.save(tmp_path / "plan.json")
@@ -108,7 +107,6 @@ def test_more_micro_batches_are_taken_where_those_searched_by_default_do_not_fit
     assert least[8] > least[16] > least[32]
     for limit, n in ((least[16], 16), (least[16] - 1, 32)):
         found = CandidateSearch(replace(asked, limit_bytes=limit), 4).search_all().frontier()
-        assert found is not None
         point = found.points_of[found.fastest_within(limit)]
         assert (point.n_stages, point.micro_batches) == (2, n)
 
@@ -168,7 +166,7 @@ def test_measured_searches_whose_micro_batches_are_not_searched_take_none(monkey
 
 def test_a_limit_that_a_plan_without_stages_keeps_has_none_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(by_bound, "search_cut", lambda *given: pytest.fail("stages were searched"))
-    assert isinstance(mini_time(request(least_without()), 4), Plan)
+    assert len(mini_time(request(least_without()), 4).stages) == 1
 
 
 def test_a_model_that_cannot_be_cut_has_no_frontier_in_stages() -> None:
@@ -187,7 +185,7 @@ def test_a_model_that_cannot_be_cut_has_no_frontier_in_stages() -> None:
 def test_the_fewest_devices_and_a_curve_count_stages() -> None:
     limit = least_in(4)
     fewest = find_answer("mini_parallelism", request(limit), [2, 4])
-    assert isinstance(fewest, Plan) and fewest.parallelism == 4 and fewest.option == "mini_parallelism"
+    assert fewest.parallelism == 4 and fewest.option == "mini_parallelism"
     alone, staged = profiling([(request(limit), count) for count in (1, 4)]).points
     assert (alone.fits, alone.stages) == (False, 1) and (staged.fits, staged.stages) == (True, 4)
     assert alone.peak_bytes > limit >= staged.peak_bytes
@@ -208,7 +206,7 @@ def test_a_script_takes_them_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
         horovod.setenv("TENSOROPT_COLLECTIVES", "horovod")
         tensoropt.find_strategy(**asked)
     plan = tensoropt.find_strategy(**asked)
-    assert isinstance(plan, Plan) and "no plan without stages fits" in plan.brief()
+    assert "no plan without stages fits" in plan.brief()
     tensoropt.build_execution_graph(plan=plan, collectives="emulated")
     feeds = {x: np.random.default_rng(1).normal(size=(8, 16))}
     losses = [float(tensoropt.run([loss, train], feeds)[0]) for _ in range(3)]
@@ -247,7 +245,7 @@ def test_the_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_a_batch_that_two_do_not_divide_is_taken_in_three(micro_batches: int | None) -> None:
     model = zoo.record(partial(layers, 9, 8), "adam").model
     plan = mini_time(request(6000, model=model, micro_batches=micro_batches), 4)
-    assert isinstance(plan, Plan) and plan.micro_batches == 3
+    assert plan.micro_batches == 3
 
 
 def test_more_micro_batches_are_those_in_which_the_model_can_be_trained() -> None:
@@ -256,4 +254,4 @@ def test_more_micro_batches_are_those_in_which_the_model_can_be_trained() -> Non
     probe = least_in_stages(request(1, model=model), 4, 2)
     assert probe.points_of[0].micro_batches == 8
     plan = mini_time(request(probe.points_of[0].peak_bytes - 1, model=model), 4)
-    assert isinstance(plan, Plan) and plan.micro_batches == 16
+    assert plan.micro_batches == 16

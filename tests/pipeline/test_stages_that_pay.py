@@ -15,8 +15,6 @@ from pipeline.staged import check_losses, layers
 
 from tensoropt.common.workers import Calls
 from tensoropt.ft import Budget
-from tensoropt.plan.frontier_file import Frontier
-from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import Origin, named
 from tensoropt.search.asked import WORTH_STAGES, WORTH_TRYING
 from tensoropt.search.candidates import by_bound
@@ -51,7 +49,6 @@ def request(cluster: str = "v100-2x1", **changed: object) -> Request:
 def test_stages_are_taken_where_they_pay_and_say_why() -> None:
     alone = mini_time(request(may_take_stages=False), 2)
     plan = mini_time(request(), 2)
-    assert isinstance(alone, Plan) and isinstance(plan, Plan) and isinstance(plan.frontier, Frontier)
     assert plan.time_us <= (1 - WORTH_STAGES) * alone.time_us
     assert "2 stages are predicted to take" in plan.why_stages and plan.why_stages in plan.brief()
     assert plan.why_stages in plan.frontier.summary()
@@ -63,10 +60,9 @@ def test_stages_are_taken_where_they_pay_and_say_why() -> None:
 def test_all_options_take_them_and_without_a_frontier_the_same_plan_is_found() -> None:
     plan = mini_time(request(), 2)
     lean = mini_time(request(wants_frontier=False), 2)
-    assert isinstance(lean, Plan) and lean.to_json()["stages"] == plan.to_json()["stages"]
-    assert lean.frontier is not None
+    assert lean.to_json()["stages"] == plan.to_json()["stages"]
     fewest = find_answer("mini_parallelism", request(), [2])
-    assert isinstance(fewest, Plan) and fewest.time_us == plan.time_us
+    assert fewest.time_us == plan.time_us
     point, two = profiling([(request(), count) for count in (1, 2)]).points
     assert (point.stages, two.stages) == (1, 2) and two.time_us == pytest.approx(plan.time_us, rel=0.02)
 
@@ -94,7 +90,7 @@ def test_plans_are_the_same_where_a_worker_searches_all_stages(monkeypatch: pyte
 def test_a_memory_limit_holds_for_them() -> None:
     plan = mini_time(request(), 2)
     found = mini_time(request(limit_bytes=plan.peak_bytes - 1), 2)
-    assert isinstance(found, Plan) and found.peak_bytes < plan.peak_bytes and found.time_us > plan.time_us
+    assert found.peak_bytes < plan.peak_bytes and found.time_us > plan.time_us
 
 
 @pytest.mark.parametrize(
@@ -113,16 +109,16 @@ def test_nothing_is_looked_for_where_they_cannot_pay(
 ) -> None:
     monkeypatch.setattr(Cutting, "bounded", _never)
     monkeypatch.setattr(by_bound, "search_cut", _never)
-    assert isinstance(mini_time(request(**changed), n_devices), Plan)
+    assert len(mini_time(request(**changed), n_devices).stages) == 1
 
 
 def test_on_measured_hardware_they_are_tried_or_told() -> None:
     measured = Origin("2026-11-27", "2.21.0", 1)
     hardware = replace(named("v100-2x1"), measured=measured, exposed_share=0.001)
     told = mini_time(request(hardware=hardware), 2)
-    assert isinstance(told, Plan) and "2 stages may take" in told.hint and f"note: {told.hint}" in told.brief()
+    assert "2 stages may take" in told.hint and f"note: {told.hint}" in told.brief()
     tried = mini_time(request(hardware=hardware, worth_stages=WORTH_TRYING, searches_micro_batches=False), 2)
-    assert isinstance(tried, Plan) and tried.micro_batches > 1
+    assert tried.micro_batches > 1
     assert tried.frontier.fastest_without_stages(None) is not None
 
 
@@ -167,7 +163,7 @@ def test_what_is_predicted_not_to_pay_is_not_searched(
 ) -> None:
     """There is too little network for any stages, or too little is saved by the best cut."""
     monkeypatch.setattr(owner, name, _never)
-    assert isinstance(mini_time(request(worth_stages=worth), 2), Plan)
+    assert len(mini_time(request(worth_stages=worth), 2).stages) == 1
 
 
 def _interrupted(*_: object) -> None:

@@ -35,7 +35,6 @@ def test_no_plan_is_below_the_bound_and_each_plan_looked_at_fits(name: str, monk
     assert said[-1].startswith("no, not on 4 devices within ") and "what the backward pass reads" in said[-1]
 
     look = first_look(replace(request, limit_bytes=max(peaks)), 4, counts)
-    assert look is not None and look.best is not None
     frontier, point = look.best
     needed = frontier.peak_bytes(point)
     asked = replace(request, limit_bytes=needed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.searches import find_frontier
+from helpers.searches import find_frontier, plans_of
 from hypothesis import given
 from hypothesis import strategies as st
 from remat.small import HARDWARE, SMALL
@@ -13,9 +13,9 @@ from remat.small import HARDWARE, SMALL
 from tensoropt import zoo
 from tensoropt.ft import Budget
 from tensoropt.profiling.hardware import named
-from tensoropt.search.frontiers import found_points
+from tensoropt.search.frontiers import model_frontier
 from tensoropt.search.frontiers.find_frontier import find_unsplit
-from tensoropt.search.frontiers.found_points import spread
+from tensoropt.search.frontiers.model_frontier import spread
 from tensoropt.tools.offline import record
 
 
@@ -39,8 +39,8 @@ def test_only_so_many_points_have_their_peaks_counted(monkeypatch: pytest.Monkey
     model = record(SMALL["cnn"], "cnn").model
     frontier = find_frontier(model, HARDWARE, 4, budget=Budget(seconds=0))
     assert len(frontier.certified) > 12
-    monkeypatch.setattr(found_points, "MOST_COUNTED", 12)
-    monkeypatch.setattr(found_points, "MOST_OPERATORS_COUNTED", 0)
+    monkeypatch.setattr(model_frontier, "MOST_COUNTED", 12)
+    monkeypatch.setattr(model_frontier, "MOST_OPERATORS_COUNTED", 0)
     few = find_frontier(model, HARDWARE, 4, budget=Budget(seconds=0))
     assert 2 <= len(few.found) <= 12 < len(few.certified)
     assert few.found.time_ns[-1] == frontier.found.time_ns[-1]
@@ -56,4 +56,4 @@ def test_where_training_splits_nothing_predictions_are_not_split_either() -> Non
         return loss
 
     frontier = find_frontier(record(loss_beside_products, "lenet5", "sgd").model, named("v100-1x2"), 2)
-    assert frontier.plan(0).n_split_operators and find_unsplit(frontier).plan(0).splits_nothing
+    assert plans_of(frontier).plan(0).n_split_operators and plans_of(find_unsplit(frontier)).plan(0).splits_nothing

@@ -12,12 +12,13 @@ import matplotlib
 import numpy as np
 import pytest
 from helpers.large import first
+from helpers.searches import plans_of
 from plan.frontiers import frontier_of, two_layers
 from session.models import begin, built, losses, network
 
 import tensoropt
 from tensoropt.ft.lower_bound import LowerBound
-from tensoropt.search.frontiers.compress import compressed
+from tensoropt.plan.frontier import read_frontier
 
 matplotlib.use("Agg")
 
@@ -77,7 +78,7 @@ def test_every_plan_of_a_file_is_the_one_that_the_search_gives(record, options, 
 @pytest.mark.parametrize("record", first(1, [shared_many_times, with_metrics_and_adam]))
 def test_points_may_differ_in_any_single_choice(record, everything):
     """Other than along a frontier, where configs and shared copies change together."""
-    searched = dataclasses.replace(frontier_of(record), searched=None, _peaks={})
+    searched = dataclasses.replace(frontier_of(record).without_stages[0], searched=None, _peaks={})
     rng = np.random.default_rng(0)
     n_states = [len(node.mem_bytes) for node in searched.built.problem.nodes]
     states, rows = searched.found.strategies[0].copy(), []
@@ -87,8 +88,8 @@ def test_points_may_differ_in_any_single_choice(record, everything):
         rows.append(states.copy())
     costs = np.arange(len(rows)) + 1
     drawn = dataclasses.replace(searched.found, mem_bytes=costs, time_ns=costs[::-1], strategies=np.array(rows), bound=None)
-    frontier = dataclasses.replace(searched, found=drawn)
-    parts = compressed(frontier)
+    frontier = plans_of(dataclasses.replace(searched, found=drawn))
+    parts = read_frontier(frontier.to_json())
     for point in range(len(rows)):
         assert same(parts.plan(point), frontier.plan(point))
 
@@ -138,7 +139,7 @@ def test_questions_are_answered_by_plans(found, whole):
 
 def test_a_limit_succeeds_at_the_least_and_fails_a_byte_below(found, whole):
     for frontier in (found, tensoropt.load_frontier(whole)):
-        at_once = [found.peak(point).n_bytes for point in range(len(found))]
+        at_once = [found.peak_json(point)["peak_bytes"] for point in range(len(found))]
         assert [frontier.peak_bytes(point) for point in range(len(frontier))] == at_once
         for limit in {*at_once, *(n_bytes - 1 for n_bytes in at_once)} - {min(at_once) - 1}:
             fitting = [point for point, n_bytes in enumerate(at_once) if n_bytes <= limit]
@@ -175,7 +176,8 @@ def test_a_plan_of_a_loaded_frontier_is_saved_and_held_against_the_model(whole, 
 
 def test_a_frontier_that_is_not_exact_keeps_its_bound(found, tmp_path):
     bound = LowerBound(found.found.mem_bytes[:2], found.found.time_ns[1:3], "a test")
-    inexact = dataclasses.replace(found, found=dataclasses.replace(found.found, bound=bound))
+    (whole,) = found.without_stages
+    inexact = plans_of(dataclasses.replace(whole, found=dataclasses.replace(whole.found, bound=bound)))
     inexact.save(tmp_path / "frontier.json")
     loaded = tensoropt.load_frontier(tmp_path / "frontier.json")
     assert loaded.found.certificate == inexact.found.certificate
@@ -188,7 +190,7 @@ def test_a_frontier_that_is_not_exact_keeps_its_bound(found, tmp_path):
 def test_the_points_are_those_that_no_other_one_beats_in_peak_and_time(record, worth_loading, monkeypatch):
     """By compiled kernels and by replays; a replay of each point that the search found is the oracle."""
     monkeypatch.setattr("tensoropt.search.frontiers.point_peaks.WORTH_LOADING", worth_loading)
-    frontier = frontier_of(record)
+    (frontier,) = frontier_of(record).without_stages
     everything = dataclasses.replace(frontier, found=frontier.certified, searched=None, _peaks={})
     all_found = [(everything.peak(i).n_bytes, point.time_us) for i, point in enumerate(everything)]
     kept = [(frontier.peak(i).n_bytes, point.time_us) for i, point in enumerate(frontier)]

@@ -18,7 +18,7 @@ from tensoropt.search import infeasible as suggestions
 from tensoropt.search import request as requests
 from tensoropt.search.batch_size import batch_that_fits
 from tensoropt.search.candidates import by_bound
-from tensoropt.search.frontiers.find_frontier import ModelFrontier
+from tensoropt.search.frontiers.model_frontier import ModelFrontier
 from tensoropt.search.options import find_answer, mini_time, profiling
 from tensoropt.search.request import OF_CURVE, Request, frontiers
 from tensoropt.sharding.model import Model

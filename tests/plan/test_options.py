@@ -11,7 +11,6 @@ from session.models import begin, network
 
 import tensoropt
 from tensoropt.common.memory_units import default_limit, memory_text, parse_memory
-from tensoropt.plan.scaling_curve import Curve
 from tensoropt.profiling.hardware import resolve
 
 matplotlib.use("Agg")
@@ -34,7 +33,7 @@ def frontier(parallelism: int = 4):
 
 def peaks(parallelism: int = 4) -> list[int]:
     found = frontier(parallelism)
-    return [found.peak(point).n_bytes for point in range(len(found))]
+    return [found.peak_json(point)["peak_bytes"] for point in range(len(found))]
 
 
 def test_mini_time_takes_the_fastest_point_whose_peak_fits(everything):
@@ -50,7 +49,7 @@ def test_mini_time_takes_the_fastest_point_whose_peak_fits(everything):
 def test_a_limit_succeeds_at_the_minimum_and_fails_one_byte_below():
     least = min(peaks())
     plan = find(memory=least)
-    assert plan.frontier.peak(plan.point).n_bytes == least
+    assert plan.frontier.peak_json(plan.point)["peak_bytes"] == least
     with pytest.raises(tensoropt.InputError) as error:
         find(memory=least - 1)
     assert f"no plan fits {least - 1:,} bytes" in str(error.value)
@@ -62,7 +61,7 @@ def test_mini_parallelism_takes_the_fewest_devices_that_fit(everything):
     for limit in (needs[1], needs[2] - 1, needs[1] - 1, needs[2], needs[4])[: 5 if everything else 2]:
         plan = find("mini_parallelism", memory=limit)
         assert plan.parallelism == min(count for count, least in needs.items() if least <= limit)
-        assert plan.frontier.peak(plan.point).n_bytes <= limit
+        assert plan.frontier.peak_json(plan.point)["peak_bytes"] <= limit
         fastest = find("mini_time", memory=limit, parallelism=plan.parallelism)
         assert plan.time_us == fastest.time_us
     with pytest.raises(tensoropt.InputError, match=f"memory={min(needs.values())} or more"):
@@ -72,11 +71,10 @@ def test_mini_parallelism_takes_the_fewest_devices_that_fit(everything):
 
 def test_profiling_is_the_least_time_of_each_parallelism():
     curve = tensoropt.find_strategy("profiling", parallelism=[1, 2, 4])
-    assert isinstance(curve, Curve)
     assert [point.parallelism for point in curve.points] == [1, 2, 4]
     for point in curve.points:
         plan = tensoropt.find_strategy(parallelism=point.parallelism)
-        assert (point.time_us, point.peak_bytes) == (plan.time_us, plan.frontier.peak(plan.point).n_bytes)
+        assert (point.time_us, point.peak_bytes) == (plan.time_us, plan.frontier.peak_json(plan.point)["peak_bytes"])
         assert point.samples_per_s == pytest.approx(8 / point.time_us * 1e6)
     assert {point.batch for point in curve.points} == {8}
     everything = tensoropt.find_strategy("profiling")

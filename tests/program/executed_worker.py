@@ -12,7 +12,6 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Container
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import tensorflow as tf
 from helpers import zoo
 from helpers.strategies import engine_of, feeds_of, random_router, random_strategy, training_fetch
-from one_device.drawing import Draw, drawn, plan_of, refusal
-from one_device.models import MODELS as ONE_DEVICE
+from one_device.drawing import Draw, drawn, plan_of
 from one_device.running import engine_of as stages_engine_of
 
 from tensoropt.ir.views import ALIASES
@@ -60,8 +58,8 @@ GRADIENT_KERNELS = {
 Kernels = Counter[tuple[str, str]]
 """How many kernels ran, by the model's operator and their type."""
 _PASS = r"(?:micro_batch_\d+/)?gradients(?:_\d+)?/"
-_SCOPE = rf"{_PASS}(?:(?:gradients/)?rematerialized(?:_\d+)?/)?"
-_GRADIENT, _AGAIN = re.compile(_SCOPE + "(.+?)_grad/"), re.compile(rf"{_PASS}rematerialized(?:_\d+)?/(.+)")
+_SCOPE = rf"{_PASS}(?:(?:gradients(?:_\d+)?/)?rematerialized(?:_\d+)?/)?"
+_GRADIENT, _AGAIN = re.compile(_SCOPE + r"(.+?)_grad(?:_\d+)?/"), re.compile(rf"{_PASS}rematerialized(?:_\d+)?/(.+)")
 _MICRO_BATCH = re.compile(r"micro_batch_\d+/")
 
 
@@ -190,16 +188,18 @@ def check_in_stages(draw: Draw, processes: Processes) -> str:
         kernels = {name: GRADIENT_KERNELS[kind] if way == BACKWARD else (kind,) for name, kind in kinds.items()}
         got = {name: sum(found[way][name, kind] for kind in those) for name, those in kernels.items()}
         assert got == {name: counts[name] for name in kinds}, (str(draw), way, got, counts)
-    crossing = {each.tensor for each in engine.stages.crossings}
+    ends = {(each.tensor, FORWARD if each.target == processes.rank else BACKWARD) for each in engine.stages.crossings}
     received = [task for task in program.tasks if task.work == FEED and not task.reads and task.writes]
-    messages = sum(task.writes[0].site.name in crossing for task in received)
+    messages = sum((task.writes[0].site.name, task.direction) in ends for task in received)
     messages += sum(task.work == SEND for task in program.tasks)
-    updates = sum(n for kind, n in types.items() if kind.startswith("ResourceApply"))
+    ahead = [each for each in engine.stages.crossings if each.is_ahead and each.source == processes.rank]
+    messages += sum(draw.n * (1 + each.has_gradient) for each in ahead)  # of rows, before and after the program
+    updates = sum(n for kind, n in types.items() if re.match("Resource(Sparse)?Apply", kind))
     assert (types["PyFunc"], updates) == (messages, sum(task.work == UPDATE for task in program.tasks)), str(draw)
     return f"{len(kinds)} kinds held, {messages} messages, {updates} updates"
 
 
-def main(first: int, last: int) -> None:
+def main(first: int, last: int, *of_stages: int) -> None:
     processes = prepared_processes()
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     mesh = Mesh.of(COMM.size)
@@ -212,9 +212,7 @@ def main(first: int, last: int) -> None:
         for rank, line in enumerate(COMM.allgather(told)):
             if COMM.rank == 0:
                 print(f"seed {seed}, rank {rank}: {line}", flush=True)
-    draws = (drawn(seed, COMM.size) for seed in range(0, 900, len(ONE_DEVICE)))  # of MLPs
-    of_stages = (each for each in draws if each.n_stages == COMM.size and each.n > 1 and refusal(each) is None)
-    for draw in islice(of_stages, 2):
+    for draw in (drawn(seed, COMM.size) for seed in of_stages):
         told = check_in_stages(draw, processes)
         for rank, line in enumerate(COMM.allgather(told)):
             if COMM.rank == 0:
@@ -222,4 +220,4 @@ def main(first: int, last: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*map(int, sys.argv[1:]))

@@ -21,7 +21,9 @@ from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 from tensoropt.runtime.measuring.local_hardware import prepared_processes
 from tensoropt.search.asked import Request
-from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_frontier
+from tensoropt.search.candidates.whole_frontier import frontier_of_whole
+from tensoropt.search.frontiers.find_frontier import find_frontier
+from tensoropt.search.frontiers.model_frontier import ModelFrontier
 from tensoropt.tools.offline import record
 from tensoropt.tools.plan_check import check_plan
 
@@ -39,12 +41,12 @@ def random_plans(frontier: ModelFrontier, n: int) -> Iterator[Plan]:
             if states[edge.target] not in possible:
                 states[edge.target] = rng.choice(possible)
         mem_bytes, time_ns = (np.array([cost], np.int64) for cost in problem.cost(states.tolist()))
-        yield replace(frontier, found=Frontier(mem_bytes, time_ns, states[None], {}, "random")).plan(0)
+        yield frontier_of_whole(replace(frontier, found=Frontier(mem_bytes, time_ns, states[None], {}, "random"))).plan(0)
 
 
 def points(frontier: ModelFrontier, n: int) -> Iterator[Plan]:
     """Points of the frontier from the least memory to the least time."""
-    return (frontier.plan(int(point)) for point in np.linspace(0, len(frontier) - 1, n))
+    return map(frontier_of_whole(frontier).plan, np.linspace(0, len(frontier) - 1, n).astype(int))
 
 
 # Tensors of 256 KiB and more: the profiler sees all of them.

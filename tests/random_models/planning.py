@@ -19,6 +19,7 @@ from tensoropt.plan.stage_plan import StagePlan
 from tensoropt.profiling.hardware import Hardware
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import configs, why_invalid
+from tensoropt.search.candidates.whole_frontier import frontier_of_whole
 from tensoropt.search.options import find_answer
 from tensoropt.search.request import OF_CURVE, Request, searched
 from tensoropt.sharding.model import Model
@@ -43,7 +44,7 @@ def plan_of(options: CaseOptions, seed: int, request: Request, option: str) -> P
     elif options.kind in ("point", "limit"):
         frontier = searched(request, options.n_devices)
         if options.kind == "point":
-            return frontier.plan(rng.randrange(len(frontier)))
+            return frontier_of_whole(frontier).plan(rng.randrange(len(frontier)))
         needed = [frontier.peak_bytes(point) for point in (frontier.least_point(), frontier.fastest_within(None))]
         request = replace(request, limit_bytes=rng.randint(min(needed), max(needed)))
     plan = find_answer(option, request, options.n_devices)

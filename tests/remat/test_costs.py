@@ -14,7 +14,7 @@ from tensoropt.costs.config_costs import costs_of_config
 from tensoropt.ft import Budget
 from tensoropt.ir.graph import VARIABLE
 from tensoropt.plan.build import cost_entries
-from tensoropt.search.frontiers.find_frontier import ModelFrontier
+from tensoropt.search.frontiers.model_frontier import ModelFrontier
 from tensoropt.sharding.resharding import PathFinder
 from tensoropt.tools.offline import record
 
@@ -114,7 +114,6 @@ def costs(found: ModelFrontier, states: np.ndarray) -> tuple[int, int]:
 
 def most_at_once(found: ModelFrontier, *strategies: np.ndarray) -> bool:
     """Whether strategies differ in the block that has most at once, in each of them."""
-    assert found.built.transient is not None
     amounts = [found.built.transient.by_segment(found.built.problem, states[None])[:, 0] for states in strategies]
     (differing,) = np.nonzero(amounts[0] != amounts[1])
     return len(differing) == 1 and all(each.argmax() == differing[0] for each in amounts)

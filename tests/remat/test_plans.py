@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import zoo as small
-from helpers.searches import find_frontier
+from helpers.searches import Plans, find_frontier, plans_of
 from helpers.strategies import random_strategy
 from random_models.planning import as_plan
 
@@ -22,14 +22,13 @@ from tensoropt.ft import INFEASIBLE, Budget
 from tensoropt.ft.pareto import reduce_unsorted
 from tensoropt.plan.consistency import check_reshardings
 from tensoropt.profiling.hardware import named
-from tensoropt.search.frontiers.find_frontier import ModelFrontier
 from tensoropt.tools.offline import record
 
 
 @pytest.fixture(scope="module")
-def found() -> ModelFrontier:
+def found() -> Plans:
     model = record(lambda: zoo.vgg16(batch=64, image=32), "vgg16").model
-    return find_frontier(model, named("v100-1x2"), 2, budget=Budget(seconds=1.0))
+    return plans_of(find_frontier(model, named("v100-1x2"), 2, budget=Budget(seconds=1.0)))
 
 
 @pytest.mark.parametrize("function", [small.mlp, small.cnn, small.attention])
@@ -44,7 +43,7 @@ def test_any_plan_has_the_copies_that_its_strategy_regathers(function: Callable[
         check_reshardings(model.model.view(plan.stages[0].strategy), plan.stages[0])
 
 
-def test_operators_and_reshardings_come_to_the_plan_s_time(found: ModelFrontier) -> None:
+def test_operators_and_reshardings_come_to_the_plan_s_time(found: Plans) -> None:
     for point in range(0, len(found), max(1, len(found) // 8)):
         plan = found.plan(point)
         total = sum(op.time_us for op in plan.operators) + sum(each.time_us for each in plan.reshardings)
@@ -54,7 +53,7 @@ def test_operators_and_reshardings_come_to_the_plan_s_time(found: ModelFrontier)
         assert all(0 <= op.rematerialization_us < op.time_us for op in plan.operators if op.is_rematerialized and op.time_us)
 
 
-def test_a_frontier_file_has_rematerialization_for_every_point(found: ModelFrontier, tmp_path: Path) -> None:
+def test_a_frontier_file_has_rematerialization_for_every_point(found: Plans, tmp_path: Path) -> None:
     plans = {point: found.plan(point) for point in range(0, len(found), max(1, len(found) // 8))}
     found.save(tmp_path / "frontier.json")
     loaded = tensoropt.load_frontier(tmp_path / "frontier.json")
@@ -62,33 +61,34 @@ def test_a_frontier_file_has_rematerialization_for_every_point(found: ModelFront
         assert loaded.plan(point).to_json() == plan.to_json()
 
 
-def test_a_plan_says_what_is_rematerialized(found: ModelFrontier) -> None:
+def test_a_plan_says_what_is_rematerialized(found: Plans) -> None:
     plan = found.smallest()
     told = plan.explain().split("rematerialized in the backward pass")[1].split("\n\n")[0]
     assert all(op.type in told or "other types" in told for op in plan.operators if op.is_rematerialized)
     assert "rematerialized in the backward pass" not in found.fastest().explain()
 
 
-def test_a_plan_that_rematerializes_a_source_is_refused(found: ModelFrontier) -> None:
-    plan = found.smallest()
+def test_a_plan_that_rematerializes_a_source_is_refused(found: Plans) -> None:
+    plan, model = found.smallest(), found.without_stages[0].model
     for kind, refusal in (("Variable", "an operator of this type never is"), ("Const", "an operator of this type never is")):
         operators = list(plan.operators)
         place = next((i for i, op in enumerate(operators) if op.type == kind), None)
         if place is not None:
             operators[place] = replace(operators[place], is_rematerialized=True)
             with pytest.raises(InputError, match=refusal):
-                replace(plan, stages=(replace(plan.stages[0], operators=tuple(operators)),)).check_for(found.model)
+                replace(plan, stages=(replace(plan.stages[0], operators=tuple(operators)),)).check_for(model)
 
 
-def test_rematerialization_lowers_memory_and_no_point_is_above_one_without(found: ModelFrontier) -> None:
+def test_rematerialization_lowers_memory_and_no_point_is_above_one_without(found: Plans) -> None:
     """The search without is the first half of the one with; its points are there, or better ones.
 
     Of those that are shown, which are in one order by memory and by peak, one may be left out.
     """
-    without = find_frontier(found.model, found.hardware, 2, budget=Budget(seconds=1.0), without=["remat"])
-    assert without.built.transient is None and not without.smallest().stages[0].strategy.rematerialized
+    (own,) = found.without_stages
+    without = find_frontier(own.model, own.hardware, 2, budget=Budget(seconds=1.0), without=["remat"])
+    assert without.built.transient is None and not without.stage(0).strategy.rematerialized
     assert found.found.mem_bytes[0] < without.found.mem_bytes[0] and without.found.exact
-    searched, searched_without = found.certified, without.certified
+    searched, searched_without = own.certified, without.certified
     for mem_bytes, time_ns in zip(searched_without.mem_bytes, searched_without.time_ns, strict=True):
         assert searched.time_ns[searched.mem_bytes <= mem_bytes].min() <= time_ns
 
@@ -136,7 +136,7 @@ def test_against_every_strategy_of_a_tiny_model() -> None:
 
 def test_without_zero_no_parameter_is_gathered() -> None:
     model = record(lambda: zoo.lenet5(batch=64), "lenet5").model
-    found = find_frontier(model, named("v100-1x2"), 2, budget=Budget(seconds=1.0), without=["zero"])
+    found = plans_of(find_frontier(model, named("v100-1x2"), 2, budget=Budget(seconds=1.0), without=["zero"]))
     variables = {op.result.name for op in model.graph.variables}
     for point in range(0, len(found), max(1, len(found) // 8)):
         for each in found.plan(point).reshardings:

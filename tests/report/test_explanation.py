@@ -67,9 +67,10 @@ def test_a_plan_a_file_and_the_explanation_have_the_same_numbers(found, plan_fil
     ((stage,), (of_file,)) = by_plan["stages"], by_file["stages"]
     assert sum(row["bytes"] for row in stage["peak"]) == by_plan["peak_bytes"] == plan.peak_bytes
     assert json.loads(plan_file.read_text()) == json.loads(json.dumps(plan._with_peak().to_json()))
-    peak = found.peak(plan.point)
+    (whole,) = found.without_stages
+    peak = whole.peak(plan.point)
     instant = of_file["peak_instant"]
-    assert (instant["instruction"], instant["instructions"]) == (peak.instruction, len(found.program(plan.point)))
+    assert (instant["instruction"], instant["instructions"]) == (peak.instruction, len(whole.program(plan.point)))
     assert {row["name"]: row["bytes"] for row in of_file["peak_tensors"]} == dict(peak.by_tensor.most_common(12))
     text = explanation_text(by_file)
     assert f"the peak is at instruction {peak.instruction + 1} of {instant['instructions']}, while it makes " in text

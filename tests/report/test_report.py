@@ -22,8 +22,8 @@ from tensoropt.report.page_data import frontier_of_stage, report_data
 from tensoropt.report.plan_rows import SOURCES
 from tensoropt.report.reading import read_frontier, read_points
 from tensoropt.report.sentences import MOST_DIFFERENCES, time_text
+from tensoropt.search.candidates.whole_frontier import MOST_POINTS, viewed_points
 from tensoropt.search.frontiers.decisions import _slope
-from tensoropt.search.frontiers.details import MOST_POINTS, viewed_points
 from tensoropt.tools.cli.main import main
 
 
@@ -93,7 +93,7 @@ def test_the_points_are_those_of_the_frontier(found, data):
     costs = found.costs
     assert data["points"]["sum_bytes"] == costs.mem_bytes.tolist()
     np.testing.assert_allclose(data["points"]["time_us"], costs.time_ns / 1e3)
-    assert data["points"]["peak_bytes"] == [found.peak(i).n_bytes for i in range(len(found))]
+    assert data["points"]["peak_bytes"] == [found.peak_json(i)["peak_bytes"] for i in range(len(found))]
     assert data["turning_point"] == found.turning_number and data["chosen"] == len(found) - 2
     assert 0 < data["peak_bound"]["mem_bytes"] <= min(data["points"]["peak_bytes"])
     assert data["peak_bound"]["time_ns"] <= costs.time_ns.min()
@@ -104,6 +104,7 @@ def test_the_points_are_those_of_the_frontier(found, data):
 
 
 def test_a_step_is_the_simulated_one_and_its_memory_has_the_peak(found, data):
+    (found,) = found.without_stages
     assert set(map(int, data["views"])) == set(range(len(found)))
     for number, view in data["views"].items():
         point, timeline, memory = int(number), view["timeline"], view["memory"]
@@ -120,6 +121,7 @@ def test_a_step_is_the_simulated_one_and_its_memory_has_the_peak(found, data):
 
 
 def test_another_choice_is_the_cheapest_of_all_with_the_copies_around_it(found, data):
+    (found,) = found.without_stages
     problem, built = found.built.problem, found.built
     seen = 0
     for number, view in data["views"].items():

@@ -4,11 +4,11 @@ import os
 
 os.environ["TF_NUM_INTRAOP_THREADS"] = "1"
 
-
 import tensoropt
 from tensoropt.profiling.hardware import named
 from tensoropt.runtime.measuring.local_hardware import prepared_processes
 from tensoropt.search.asked import Request
+from tensoropt.search.candidates.whole_frontier import frontier_of_whole
 from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.tools.offline import record
 from tensoropt.tools.plan_check import check_plan
@@ -28,7 +28,7 @@ processes = prepared_processes()
 hardware = named(f"v100-1x{processes.size}")
 recorded = record(deep, "deep", "sgd")
 forced = {"Variable": {"d0": 2}, "MatMul": {"m": 2}, "Tanh": {"d0": 2}, "Placeholder": {"d0": 2}}
-frontier = find_frontier(Request(recorded.model, hardware, None, forced), processes.size)
+frontier = frontier_of_whole(find_frontier(Request(recorded.model, hardware, None, forced), processes.size))
 for plan in (frontier.fastest(), frontier.smallest()):
     check = check_plan(plan, recorded.model, recorded.first_values(), processes, 1, hardware)
     if processes.rank == 0:

@@ -26,7 +26,7 @@ from tensoropt.reschedule.layout import is_view, needs_communication
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.rule import OperandSharding
 from tensoropt.rules.shardings import Shardings
-from tensoropt.search.frontiers.find_frontier import ModelFrontier
+from tensoropt.search.frontiers.model_frontier import ModelFrontier
 from tensoropt.tools.offline import record
 
 HARDWARE = named("v100-1x4")
@@ -57,7 +57,7 @@ def test_a_frontier_with_the_choice_is_never_above_the_one_without(name: str, sp
 
 def test_copies_are_regathered_with_little_memory_and_not_without_a_limit() -> None:
     found = frontier("lenet5", "full", ())
-    assert found.smallest().stages[0].strategy.regathered and not found.fastest().stages[0].strategy.regathered
+    assert found.stage(0).strategy.regathered and not found.stage(len(found) - 1).strategy.regathered
     least, without = found.found, frontier("lenet5", "full", ("reuse",)).found
     assert least.mem_bytes[0] < without.mem_bytes[0]
 

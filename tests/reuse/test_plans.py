@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.searches import find_frontier
+from helpers.searches import Plans, find_frontier, plans_of
 
 import tensoropt
 from tensoropt import zoo
@@ -19,7 +19,6 @@ from tensoropt.plan.build import cost_entries
 from tensoropt.plan.consistency import check_reshardings
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
-from tensoropt.search.frontiers.find_frontier import ModelFrontier
 from tensoropt.sharding.resharding import PlainCosts
 from tensoropt.tools.cli.main import main
 from tensoropt.tools.offline import record
@@ -28,19 +27,19 @@ CLUSTER = ["zoo:lenet5", "--cluster", "v100-1x4", "--parallelism", "4"]
 
 
 @pytest.fixture(scope="module")
-def found() -> ModelFrontier:
+def found() -> Plans:
     model = record(lambda: zoo.lenet5(batch=8), "lenet5").model
-    return find_frontier(model, named("v100-1x4"), 4, without=["remat"])
+    return plans_of(find_frontier(model, named("v100-1x4"), 4, without=["remat"]))
 
 
-def test_a_plan_reads_back_as_it_was_written(found: ModelFrontier, tmp_path: Path) -> None:
+def test_a_plan_reads_back_as_it_was_written(found: Plans, tmp_path: Path) -> None:
     plan = found.smallest()
     assert plan.stages[0].strategy.regathered
     plan.save(tmp_path / "plan.json")
     loaded = Plan.load(tmp_path / "plan.json")
     assert loaded.stages[0].strategy.regathered == plan.stages[0].strategy.regathered
     assert loaded.reshardings == plan.reshardings
-    view = found.model.view(loaded.stages[0].strategy)
+    view = found.without_stages[0].model.view(loaded.stages[0].strategy)
     check_reshardings(view, loaded.stages[0])
     path_finder = loaded.stages[0].path_finder(PlainCosts())
     executed = sum(
@@ -74,13 +73,13 @@ def test_any_strategy_survives_being_a_plan(everything: bool) -> None:
             if states[edge.target] not in possible:
                 states[edge.target] = rng.choice(possible)
         point = Frontier(np.ones(1, np.int64), np.ones(1, np.int64), states[None], {}, "random")
-        plan = replace(frontier, found=point).plan(0)
+        plan = plans_of(replace(frontier, found=point)).plan(0)
         check_reshardings(model.view(plan.stages[0].strategy), plan.stages[0])
         n_regathered += bool(plan.stages[0].strategy.regathered)
     assert n_regathered > n // 5
 
 
-def test_a_plan_says_what_is_regathered_and_its_cost(found: ModelFrontier) -> None:
+def test_a_plan_says_what_is_regathered_and_its_cost(found: Plans) -> None:
     plan = found.smallest()
     told = plan.explain().split("copies regathered in the backward pass")[1].split("\n\n")[0]
     for resharding in plan.reshardings:
@@ -92,24 +91,24 @@ def test_a_plan_says_what_is_regathered_and_its_cost(found: ModelFrontier) -> No
     assert "copies regathered" not in found.fastest().explain()
 
 
-def test_a_frontier_file_has_regathering_for_every_point(found: ModelFrontier, tmp_path: Path) -> None:
+def test_a_frontier_file_has_regathering_for_every_point(found: Plans, tmp_path: Path) -> None:
     found.save(tmp_path / "frontier.json")
     loaded = tensoropt.load_frontier(tmp_path / "frontier.json")
     for point in range(0, len(found), 5):
         assert loaded.plan(point).to_json() == found.plan(point).to_json()
 
 
-def test_a_plan_that_regathers_a_copy_that_nothing_reads_is_refused(found: ModelFrontier) -> None:
+def test_a_plan_that_regathers_a_copy_that_nothing_reads_is_refused(found: Plans) -> None:
     plan = found.smallest()
     unread = next(i for i, each in enumerate(plan.reshardings) if not each.copy_bytes and each.forward.steps)
     reshardings = list(plan.reshardings)
     reshardings[unread] = replace(reshardings[unread], is_regathered=True)
     changed = replace(plan.stages[0], reshardings=tuple(reshardings))
     with pytest.raises(InputError, match="it was changed: find the strategy again"):
-        check_reshardings(found.model.view(changed.strategy), changed)
+        check_reshardings(found.without_stages[0].model.view(changed.strategy), changed)
 
 
-def test_a_search_can_do_without(found: ModelFrontier, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_search_can_do_without(found: Plans, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     memory = {}
     for without in ([], ["--without", "reuse"]):
         file = tmp_path / "found.json"
@@ -126,9 +125,7 @@ def test_the_api_can_do_without() -> None:
     def least(**options: object) -> Plan:
         tensoropt.init(hardware="v100-1x4", seed=1)
         tensoropt.GradientDescentOptimizer(0.1).minimize(zoo.lenet5(batch=8))
-        plan = tensoropt.find_strategy(**options)  # type: ignore[arg-type]
-        assert isinstance(plan, Plan) and plan.frontier is not None
-        return plan.frontier.smallest()
+        return tensoropt.find_strategy(**options).frontier.smallest()  # type: ignore[arg-type]
 
     assert least().stages[0].strategy.regathered and not least(without=["reuse"]).stages[0].strategy.regathered
     for wrong in ("reuse", ["reuse", "rest"], 3):

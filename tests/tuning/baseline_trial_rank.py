@@ -20,6 +20,7 @@ from tensoropt.profiling.hardware import named
 from tensoropt.runtime.engine import Engine
 from tensoropt.runtime.execute import MPI
 from tensoropt.search.asked import Request
+from tensoropt.search.candidates.whole_frontier import frontier_of_whole
 from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.tuning.baseline_trial import BaselineTrial, runs_as
 from tensoropt.tuning.profile_guided import opened_store
@@ -43,8 +44,7 @@ force = {name: {factor: 2} for name, factor in (each.split(":") for each in forc
 
 
 def find():
-    frontier = replace(find_frontier(Request(model, session.hardware, None, force), 2), assumed={})
-    return frontier.fastest()
+    return frontier_of_whole(find_frontier(Request(model, session.hardware, None, force), 2)).fastest()
 
 
 with session.recording_for("a baseline trial").paused(), closing(opened_store(processes)) as store:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from accumulate import models
 from helpers import zoo
-from helpers.searches import find_frontier, find_with_stages
+from helpers.searches import find_frontier, find_with_stages, plans_of
 
 from tensoropt.ft import Budget
 from tensoropt.profiling.hardware import named
@@ -40,24 +40,23 @@ def baseline_trial(model: Model, limit_bytes: int | None = None, budget_s: float
 
 @pytest.fixture(scope="module")
 def frontier():
-    return find_frontier(zoo.record(zoo.mlp, "momentum").model, named("v100-1x2"), 2)
+    return plans_of(find_frontier(zoo.record(zoo.mlp, "momentum").model, named("v100-1x2"), 2))
 
 
 def test_data_parallelism_is_tried_where_it_is_near_the_plan(frontier):
-    model = frontier.model
-    alone = find_baseline(frontier, "data-parallel")
+    (whole,) = frontier.without_stages
+    model, alone = whole.model, plans_of(find_baseline(whole, "data-parallel"))
     time_us = alone.points[0].time_us
     plan = next(plan for plan in map(frontier.plan, range(len(frontier))) if runs_as(plan) != runs_as(alone.plan(0)))
     near, far = (replace(plan, time_us=time_us / factor) for factor in (NEAR * 0.99, NEAR * 1.01))
     rival = baseline_trial(model)._baseline(DATA_PARALLELISM, [near], PLENTY)
-    assert rival is not None
     assert runs_as(rival) == runs_as(alone.plan(0))
     assert baseline_trial(model)._baseline(DATA_PARALLELISM, [far], PLENTY) is None
 
 
 def test_it_is_left_out_where_it_does_not_fit_or_costs_too_much(frontier):
-    model = frontier.model
-    alone = find_baseline(frontier, "data-parallel")
+    (whole,) = frontier.without_stages
+    model, alone = whole.model, plans_of(find_baseline(whole, "data-parallel"))
     plan = next(plan for plan in map(frontier.plan, range(len(frontier))) if runs_as(plan) != runs_as(alone.plan(0)))
     plan = replace(plan, time_us=alone.points[0].time_us)
     needed_bytes = alone.peak_bytes(0)

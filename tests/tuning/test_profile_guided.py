@@ -29,7 +29,6 @@ from tensoropt.runtime.ranks import Processes
 from tensoropt.search.asked import Request
 from tensoropt.search.baselines import data_parallel
 from tensoropt.search.baselines.task import BaselineTask
-from tensoropt.search.frontiers.find_frontier import ModelFrontier
 from tensoropt.search.options import find_answer, mini_time
 from tensoropt.tuning.planned_parts import part_of, parts_of, work_of
 from tensoropt.tuning.profile_guided import NEGLIGIBLE, MeasuredSearch, _data_parallel_part, find_measured, parse_budget
@@ -93,8 +92,7 @@ def found(searching: MeasuredSearch):
 def test_all_of_the_answer_is_measured_once_and_nothing_twice(model):
     machine, store = Machine(), Store(None, "here")
     plan = found(searching(model, machine, store))
-    told, frontier = plan.assumed["operators"], plan.frontier
-    assert isinstance(frontier, ModelFrontier)
+    told, (frontier,) = plan.assumed["operators"], plan.frontier.without_stages
     works = {op.name: work_of(frontier, op.name, op.config) for op in plan.operators if op.name in in_step(model)}
     times_us = {name: frontier.costing.compute.time_ns(work) / 1e3 for name, work in works.items() if work is not None}
     unknown_us = [time_us for name, time_us in times_us.items() if works[name].key and works[name].key not in store.measured]
@@ -186,10 +184,10 @@ def test_strategies_that_are_asked_for_are_measured_wholly_whatever_the_budget(m
     machine, store = Machine(), Store(None, "here")
     search = searching(model, machine, store, budget_s=1e-3)
     plan = found(search)
-    search.measure(plan.frontier, [plan.stages[0].strategy])
+    search.measure(plan.stages[0].frontier, [plan.stages[0].strategy])
     measured = len(machine.timed)
     assert plan.assumed["operators"]["measured"] < measured
-    search.measure(plan.frontier, [plan.stages[0].strategy])
+    search.measure(plan.stages[0].frontier, [plan.stages[0].strategy])
     assert len(machine.timed) == measured
     works = [work for each, work in search._work_items.items() if plan.stages[0].strategy.configs[each.name] == each.config]
     assert works and all(work.key in store.measured for work in works)
@@ -228,20 +226,18 @@ def test_a_spent_budget_ends_with_a_cautious_search(model):
     assert not any(watched(1e9)[1])
     plan, cautious = watched(2.5)
     assert cautious == [False] * (len(cautious) - 1) + [True]
-    assert plan.frontier.costing.compute.is_cautious
+    assert plan.stages[0].frontier.costing.compute.is_cautious
 
 
 def test_data_parallelism_comes_behind_the_first_plan(model):
     first = mini_time(Request(model, here(), None), DEVICES)
-    frontier = first.frontier
-    assert isinstance(frontier, ModelFrontier)
+    (frontier,) = first.frontier.without_stages
     alone, both = (searching(model, Machine(), Store(None, "here"))._next_operators(first, flag) for flag in (False, True))
     assert both[: len(alone)] == alone and len(both) > len(alone)
     batch = data_parallel.configs(BaselineTask(frontier.costing, frontier.mesh, frontier.built.space))
     assert all(batch[op.name] == op.config != first.stages[0].strategy.configs[op.name] for op, _ in both[len(alone) :])
     # What is forced keeps out of the space what contradicts it.
-    forced = mini_time(Request(model, here(), None, {"MatMul": {"m": 1}}), DEVICES).frontier
-    assert isinstance(forced, ModelFrontier)
+    (forced,) = mini_time(Request(model, here(), None, {"MatMul": {"m": 1}}), DEVICES).frontier.without_stages
     products = {op.name for op in model.graph.step_operators if op.type == "MatMul"}
     assert products & set(_data_parallel_part(frontier).configs)
     assert not products & set(_data_parallel_part(forced).configs)

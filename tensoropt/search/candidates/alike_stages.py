@@ -26,7 +26,8 @@ from ...program.fast_peak import Peaks
 from ...rules.registry import are_own
 from ...sharding.model import Model
 from ...sharding.resharding import PathFinder
-from ..frontiers.find_frontier import NO_REMAT, ModelFrontier
+from ..frontiers.find_frontier import NO_REMAT
+from ..frontiers.model_frontier import ModelFrontier
 from ..frontiers.point_peaks import PeakCounter
 from ..request import Request, searched
 

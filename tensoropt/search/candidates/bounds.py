@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..frontiers.find_frontier import ModelFrontier
+from ..frontiers.model_frontier import ModelFrontier
 from ..stages.points import SearchedStages
 from ..stages.times import estimated_us
 from .candidate import Candidate, Cutting, least_bytes

@@ -30,11 +30,12 @@ from ...common.progress import Progress
 from ...common.words import counted
 from ...costs.objectives import MEMORY_TIME
 from ...ft import ALGORITHMS
-from ...plan.frontier_file import Frontier
+from ...plan.frontier import Frontier
 from ...program.schedule import ONE_FORWARD_ONE_BACKWARD
 from ...report.sentences import time_text
 from ..asked import must_be_tried
-from ..frontiers.find_frontier import ModelFrontier, SearchInterrupted
+from ..frontiers.find_frontier import SearchInterrupted
+from ..frontiers.model_frontier import ModelFrontier
 from ..request import ONCE, Request, fastest_fits, searched
 from ..stages.memory import StageCosts
 from ..stages.placement import placement

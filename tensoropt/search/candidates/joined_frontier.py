@@ -11,7 +11,7 @@ import numpy as np
 from ...common.memory_units import memory_text
 from ...common.words import counted
 from ...ft.lower_bound import LowerBound
-from ...plan.frontier_file import Frontier
+from ...plan.frontier import Frontier
 from ...reschedule.mesh import Mesh
 from ..asked import Request
 from ..stages.points import SearchedStages
@@ -57,7 +57,7 @@ def frontier_of(
 
 def _told(points: Sequence[PlanPoint], mesh: Mesh, found: Sequence[SearchedStages], bound_us: float) -> str:
     """Return in words which points there are, what was searched, and what is proven."""
-    counts, gaps = [point.n_stages for point in points], [point.gap for point in points]
+    counts, gaps = [point.n_stages for point in points], [point.gap for point in points if point.gap is not None]
     of_counts = [f"{counts.count(n)} {'without stages' if n == 1 else f'in {n} stages'}" for n in sorted(set(counts))]
     tried: dict[int, list[int]] = {}
     for searched in found:

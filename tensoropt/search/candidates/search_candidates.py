@@ -23,7 +23,7 @@ from ...costs.held_bytes import least_held_bytes, least_summed_bytes
 from ...costs.objectives import MEMORY_TIME
 from ...ft import ALGORITHMS
 from ...ir.graph import VARIABLE
-from ...plan.frontier_file import Frontier
+from ...plan.frontier import Frontier
 from ...program.schedule import ONE_FORWARD_ONE_BACKWARD
 from ...report.sentences import time_text
 from ...sharding.model import Model
@@ -35,6 +35,7 @@ from .by_bound import Best, Fit, SearchState, by_bound, opened
 from .candidate import Candidate, possible_micro_batches
 from .joined_frontier import frontier_of
 from .staged_frontier_points import PlanPoint
+from .whole_frontier import frontier_of_whole
 
 MOST_STAGES = 8
 
@@ -147,9 +148,12 @@ class CandidateSearch(SearchState):
     # What is found
 
     def frontier(self) -> Frontier[PlanPoint] | None:
-        """Return the minimal points with stages and without; None where stages weren't asked for and aren't taken."""
+        """Return the minimal points with stages and without.
+
+        Where stages weren't asked for and aren't taken, return those of the fastest search without; None if nothing fits.
+        """
         if self.counts is None and not self.cuts:
-            return self.fits
+            return self._alone() or self.fits
         request, of_all = self.request, [*map(SearchedWhole.of, self.whole), *self.cuts]
         left_out, bounds_us = () if self.counts is None else self.left_out, tuple(self.bounds_us.values())
         found = frontier_of(request, self.parallelism, of_all, left_out, bounds_us)
@@ -163,12 +167,15 @@ class CandidateSearch(SearchState):
         fastest = found.fastest_within(request.limit_bytes)
         chosen = None if fastest is None else found.points_of[fastest]
         if chosen is None or chosen.time_us > most_us:  # as all without stages are
-            return None
+            return self._alone()
         why = (
             f"{chosen.n_stages} stages are predicted to take {time_text(chosen.time_us)} a step, the fastest plan without "
             f"{time_text(alone_us)}"
         )
         return replace(found, why_stages=why)
+
+    def _alone(self) -> Frontier[PlanPoint] | None:
+        return None if self.alone is None else frontier_of_whole(self.alone[0], self.request.assumed)
 
     def _for_memory(self, found: Frontier[PlanPoint]) -> Frontier[PlanPoint] | None:
         """Return a frontier that says why it has stages; that of the few points where only these fit."""

@@ -9,7 +9,7 @@ from functools import partial
 from ...ft import BY_DEFAULT
 from ...program.schedule import StepOrder, tried_orders
 from ..asked import Request
-from ..frontiers.find_frontier import ModelFrontier
+from ..frontiers.model_frontier import ModelFrontier
 from ..stages.cuts import Cut
 from ..stages.memory import StageCosts, needed_bytes
 from ..stages.placement import of_stage

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from operator import add
 from typing import Any
 
@@ -15,7 +16,7 @@ from ...plan.plan import Plan
 from ...plan.points import FrontierPoint, Passes
 from ...program.schedule import StepOrder, of_submeshes
 from ..frontiers.details import details_of_stage
-from ..frontiers.find_frontier import ModelFrontier
+from ..frontiers.model_frontier import ModelFrontier
 from ..stages.points import SearchedStages, StageCombinations
 
 
@@ -30,7 +31,8 @@ class PlanPoint:
         stage_bytes: the peak of each stage's devices, to which memory limits apply.
         time_us: the time of a step.
         bound_us: the time that no step beats in the same stages, micro-batches and order, in no more memory of any stage.
-        gap: how far the point may be from the best of these, see :meth:`.SearchedStages.gaps`.
+        gap: how far the point may be from the best of these, see :meth:`.SearchedStages.gaps`. Of a single search both are
+            None, and the frontier has what is proven.
     """
 
     searched: SearchedStages
@@ -38,8 +40,8 @@ class PlanPoint:
     numbers: tuple[int, ...]
     stage_bytes: tuple[int, ...]
     time_us: float
-    bound_us: float
-    gap: float
+    bound_us: float | None = None
+    gap: float | None = None
 
     @property
     def n_stages(self) -> int:
@@ -59,7 +61,7 @@ class PlanPoint:
         """The peak of the device that needs the most."""
         return max(self.stage_bytes)
 
-    @property
+    @cached_property
     def passes(self) -> Passes:
         return Passes(self.n_stages, self.micro_batches, self.idle_share)
 
@@ -71,7 +73,7 @@ class PlanPoint:
     @property
     def peak(self) -> Mapping[str, Any] | None:
         """The instant of the peak as a JSON value; None of several stages, whose instants differ."""
-        return next((each.peak_json(self.numbers[0]) for each in self.searched.without_stages), None)
+        return next((each.peak(self.numbers[0]).to_json() for each in self.searched.without_stages), None)
 
     @property
     def details(self) -> Sequence[Mapping[str, Any]]:
@@ -82,7 +84,7 @@ class PlanPoint:
         """The share of the step in which each stage's devices wait for others."""
         submeshes = self.order.submeshes
         busy_us = of_submeshes(self.searched.busy_us(self.numbers), submeshes, add)
-        return [1 - busy_us[submesh] / self.time_us for submesh in submeshes]
+        return [1 - busy_us[submesh] / self.time_us if self.time_us else 0.0 for submesh in submeshes]
 
     @property
     def idle_share(self) -> float:
@@ -94,11 +96,11 @@ class PlanPoint:
         """The time of a step, and the compute and the overlap of the devices of which they are longest."""
         return round(self.time_us * 1e3), self._most("compute_ns"), self._most("overlap_ns")
 
-    @property
+    @cached_property
     def costs(self) -> FrontierPoint:
         """The costs of a step: each but its time is that of the devices of which it is largest."""
         compute, network, overlap = (self._most(name) / 1e3 for name in ("compute_ns", "network_ns", "overlap_ns"))
-        exact = any(each.found.exact_points[self.numbers[0]] for each in self.searched.without_stages)
+        exact = any(each.points[self.numbers[0]].exact for each in self.searched.without_stages)
         return FrontierPoint(self._most("mem_bytes"), self.time_us, compute, network, overlap, exact)
 
     def _most(self, name: str) -> int:

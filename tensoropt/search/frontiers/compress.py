@@ -26,7 +26,7 @@ from ...common.progress import Progress
 from ...ir.graph import Graph, Operator
 from ...ir.optimizer import ParameterUpdate
 from ...plan.build import CostEntry, complete_configs, cost_entries, planned_operator
-from ...plan.frontier_file import Entry, Frontier, SavedPoint, StoredPart, frontier_value, parts_value, read_frontier
+from ...plan.frontier_file import Entry, StoredPart, parts_value
 from ...plan.record import PlannedOperator
 from ...program.fast_peak import Columns
 from ...program.fast_peak.rows import Numbers
@@ -34,19 +34,16 @@ from ...rules.registry import rule_of
 from ...rules.rule import Config, Interface, OperandSharding, Rule, interface_of
 from ...sharding.resharding import PathFinder
 from ...sharding.strategy import Copy, Strategy, StrategyView
-from .found_points import FoundPoints
+from .model_frontier import ModelFrontier
 from .point_peaks import columns_of
 
 Ints = np.ndarray
 
 
-def compressed(
-    frontier: FoundPoints, progress: Progress | None = None, details: Mapping[str, Any] | None = None
-) -> Frontier[SavedPoint]:
-    """Return the frontier with all its plans, without the model and the problem that the search read.
+def shared_parts(frontier: ModelFrontier, progress: Progress | None = None) -> Entry:
+    """Return the parts of which all of a frontier's plans consist, as its file has them.
 
     Args:
-        details: what a report shows beside the plans, see :mod:`.details`.
         progress: called with (phase, done, total) now and then; the phase is ``plans``.
     """
     parts = _PartsBuilder(frontier)
@@ -58,13 +55,10 @@ def compressed(
         operators.append(parts.of_operator(op))
         if op.name in parts.in_step:
             reshardings.append(parts.of_reshardings(op))
-    points = [frontier.row(number) for number in range(len(frontier))]
-    digest = frontier.model.graph.full_batch.digest
-    value = frontier_value(frontier, frontier.assumed, digest, points, dict(details or {}))
-    return read_frontier({**value, **parts_value(operators, [part for part in reshardings if part.pool])})
+    return parts_value(operators, [part for part in reshardings if part.pool])
 
 
-def _numbered(frontier: FoundPoints) -> tuple[Columns, Sequence[Any]]:
+def _numbered(frontier: ModelFrontier) -> tuple[Columns, Sequence[Any]]:
     """Return the strategies of all points of a frontier as columns of numbers, and the value that each stands for.
 
     There are columns of the operators that no training step runs, too.
@@ -75,7 +69,7 @@ def _numbered(frontier: FoundPoints) -> tuple[Columns, Sequence[Any]]:
     return replace(columns, configs=configs), numbers.values
 
 
-def _beside_the_steps(frontier: FoundPoints, configs: Mapping[str, Ints], numbers: Numbers) -> dict[str, Ints]:
+def _beside_the_steps(frontier: ModelFrontier, configs: Mapping[str, Ints], numbers: Numbers) -> dict[str, Ints]:
     """Return the configs of the operators that no training step runs, by operator: int32[P].
 
     They are determined by the configs of the operators whose results they use.
@@ -131,7 +125,7 @@ class _Neighbourhood(Graph):
 class _PartsBuilder:
     """A builder of the parts of a frontier's plans, which computes each interface and the paths of each resharding once."""
 
-    def __init__(self, frontier: FoundPoints) -> None:
+    def __init__(self, frontier: ModelFrontier) -> None:
         self.graph, self.gradients = frontier.model.graph, frontier.model.backward.gradients
         self.residual_operands = frontier.model.backward.residual_operands
         self.mesh, self.costing, (self.numbered, self._values) = frontier.mesh, frontier.costing, _numbered(frontier)

@@ -17,13 +17,13 @@ from ...ft.problem import INFEASIBLE, Edge
 from ...ir.graph import Operator
 from ...report.config_words import config_words
 from ..problem.node_states import States
-from .found_points import FoundPoints
+from .model_frontier import ModelFrontier
 
 MOST_DECISIONS = 10
 Floats = np.ndarray
 
 
-def decisions(frontier: FoundPoints, point: int) -> list[dict[str, Any]]:
+def decisions(frontier: ModelFrontier, point: int) -> list[dict[str, Any]]:
     """Return the decisions of a point that cost the most time, the costliest first, as a JSON value.
 
     Equal layers have equal decisions: operators of one type, config and cost are told once, with how many others are alike.
@@ -40,7 +40,7 @@ def decisions(frontier: FoundPoints, point: int) -> list[dict[str, Any]]:
     return [{**_decision(frontier, changes, nodes[0]), "alike": len(nodes) - 1} for nodes in shown]
 
 
-def _decision(frontier: FoundPoints, changes: _PointChanges, node: int) -> dict[str, Any]:
+def _decision(frontier: ModelFrontier, changes: _PointChanges, node: int) -> dict[str, Any]:
     group, states = frontier.built.nodes[node]
     other = changes.cheapest_other(node)
     op = group.operators[0]
@@ -94,7 +94,7 @@ class _Weights:
 class _PointChanges:
     """A point's states, and the costs of changing one of them."""
 
-    def __init__(self, frontier: FoundPoints, point: int) -> None:
+    def __init__(self, frontier: ModelFrontier, point: int) -> None:
         self.problem, self.n_operators = frontier.built.problem, len(frontier.built.nodes)
         self.states = [int(state) for state in frontier.found.strategies[point]]
         self.strategy = frontier.built.strategy(self.states)
@@ -151,7 +151,7 @@ class _PointChanges:
         return costs
 
 
-def _slope(frontier: FoundPoints, point: int) -> float:
+def _slope(frontier: ModelFrontier, point: int) -> float:
     """Return the nanoseconds that a byte buys between the points beside a point; 0 on a frontier of one point."""
     costs = frontier.costs
     order = np.argsort(costs.mem_bytes, kind="stable")

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
-
-import numpy as np
 
 from ...common.errors import InputError
 from ...common.garbage import older_objects_kept
@@ -18,19 +14,11 @@ from ...common.progress import Progress
 from ...costs.model_costs import costing_of
 from ...costs.objectives import MEMORY_TIME
 from ...ft import ALGORITHMS, BY_DEFAULT, Budget, Frontier, InfeasibleError, at_true_times
-from ...ft.nonadditive.segment_memory import with_more
-from ...ft.problem import INFEASIBLE
-from ...plan.build import complete_configs, cost_entries, planned_operators
-from ...plan.frontier import PlanFrontier
-from ...plan.plan import Plan
-from ...plan.points import Passes
-from ...plan.stage_plan import StagePlan
 from ...profiling.hardware import Hardware
 from ...program.simulator import network_of
 from ...rules.registry import rule_in_micro_batches
 from ...rules.rule import Config, why_invalid
 from ...sharding.model import Model
-from ...sharding.resharding import PathFinder
 from ..asked import Request
 from ..baselines import BY_SIMULATION, FT_SIMULATED, OTHERS, search_baseline
 from ..baselines.one_strategy import of_one_strategy
@@ -43,106 +31,13 @@ from ..problem.config_space import space_for
 from ..problem.strategy_problem import StrategyProblem
 from ..problem.warm_start import adopted
 from ..search_problem import ProblemSearch
-from .compress import compressed
-from .details import details_of
-from .found_points import Candidates, FoundPoints
+from .model_frontier import ModelFrontier
 
 LOOK = "look"
 """The algorithm's name of strategies that were looked at before a search."""
 NO_REMAT = "without rematerialization, as the fastest plan fits without it"
 NOTHING_OFFERED = "nothing can be rematerialized that would save memory"
 INTERRUPTED = "without rematerialization, as Ctrl-C ended the search"
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class ModelFrontier(FoundPoints):
-    """The frontier of a model that is at hand; see :class:`FoundPoints`."""
-
-    @older_objects_kept()
-    def plan(self, point: int, option: str = "point") -> Plan:
-        """Return the plan of a point; see :class:`PlanFrontier`."""
-        point = self.check_point(point)
-        stage = replace(self.stage(point), peak_bytes=self.peak_bytes(point))
-        return Plan(
-            stages=(stage,),
-            mesh=self.mesh,
-            time_us=stage.time_us,
-            model_digest=stage.model_digest,
-            exact=self.found.exact,
-            option=option,
-            micro_batches=self.model.graph.n_micro_batches,
-            assumed=dict(self.assumed),
-            frontier_text=self.table(point),
-            frontier=self,
-            point=point,
-        )
-
-    def stage(self, point: int) -> StagePlan:
-        """Return a point's plan of the frontier's model as the only stage of a plan, without its peak."""
-        costs, costing = self.costs, self.costing
-        view = self.model.view(complete_configs(self.model, self.built.strategy(self.found.strategies[point]), costing))
-        path_finder = PathFinder(costing.reshardings.steps)
-        reshardings = (entry.planned(path_finder) for entry in cost_entries(view, costing))
-        return StagePlan(
-            mesh=self.mesh,
-            devices=tuple(range(self.mesh.n_devices)),
-            operators=tuple(planned_operators(view, costing)),
-            reshardings=tuple(planned for planned in reshardings if planned is not None),
-            sum_bytes=int(costs.mem_bytes[point]),
-            time_us=int(costs.time_ns[point]) / 1e3,
-            compute_time_us=int(costs.compute_ns[point]) / 1e3,
-            model_digest=self.model.graph.full_batch.digest,
-            frontier=self,
-            point=point,
-            overlap_time_us=int(costs.overlap_ns[point]) / 1e3,
-        )
-
-    def save(self, file: str | os.PathLike[str], progress: Progress | None = None, chosen: int | None = None) -> None:
-        """Write all points with their plans to a file; see :class:`PlanFrontier`. Takes seconds for thousands of points."""
-        compressed(self, progress, {} if chosen is None else {"chosen": chosen}).save(file)
-
-    def with_details(self, model: str = "", chosen: int | None = None, **given: Any) -> PlanFrontier:
-        """Return all points with their plans and details, as a file has them; see :class:`PlanFrontier`."""
-        return compressed(self, given.get("progress"), details_of(self, model, chosen, **given))
-
-    @property
-    def without_stages(self) -> tuple[ModelFrontier, ...]:
-        return (self,)
-
-    def parts(self, point: int) -> list[tuple[ModelFrontier, int]]:
-        return [(self, self.check_point(point))]
-
-    def passes(self, point: int) -> Passes:
-        return Passes(micro_batches=self.model.graph.n_micro_batches)
-
-    def report_value(self, title: str, chosen: int | None = None, model: str = "") -> dict[str, Any]:
-        """Return the data of the frontier's report, with its details; see :class:`PlanFrontier`."""
-        return self.with_details(model, chosen).report_value(title, chosen, model)
-
-    def baseline(self, algorithm: str, progress: Progress | None = None) -> ModelFrontier:
-        """Return the points that a baseline chooses; see :class:`FoundPoints`."""
-        return find_baseline(self, algorithm, progress)
-
-    def joined(self, others: Iterable[ModelFrontier], progress: Progress | None = None) -> ModelFrontier:
-        """Return the points of least peaks and times of the frontier and of baselines; see :meth:`of_least_peaks`.
-
-        So no baseline beats a point, but by strategies that the frontier's space doesn't have: they stay out, and so do all
-        where memory and time aren't what was searched.
-        """
-        built, given = self.built, []
-        for each in others if self.objectives == MEMORY_TIME else ():
-            for states in each.found.strategies:
-                with contextlib.suppress(ValueError):  # the strategy isn't in the space
-                    given.append(built.states_of(each.built.strategy(states)))
-        costs = np.array([built.problem.cost(states.tolist()) for states in given], np.int64).reshape(-1, 2)
-        possible = (costs < INFEASIBLE).all(axis=1)
-        if not possible.any():
-            return self.of_least_peaks(progress)
-        strategies, (mem, time_ns) = np.array(given, np.int32)[possible], costs[possible].T
-        more = Candidates(mem + built.missing_bytes(strategies), time_ns - built.overlap_ns(strategies), strategies)
-        certified = with_more(self.certified, more.mem_bytes, more.time_ns, more.strategies)
-        of_all = replace(self, found=certified, searched=None, counter=self._counter, _peaks={}, _simulated={})
-        return of_all.of_least_peaks(progress, more.with_(Candidates.of(self.found)))
 
 
 class SearchInterrupted(KeyboardInterrupt):
@@ -257,7 +152,12 @@ def _of_least_peaks(frontier: ModelFrontier, progress: Progress | None) -> Model
 
 
 def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | None = None) -> ModelFrontier:
-    """Return the points that a baseline chooses for a frontier's model; see :meth:`.FoundPoints.baseline`."""
+    """Return the points that a baseline chooses for a frontier's model, on its hardware and under the same costs.
+
+    Args:
+        algorithm: one of ``baselines.OTHERS``.
+        progress: called with (phase, done, total) now and then; the phases are ``costs`` and ``search``.
+    """
     if algorithm in BY_SIMULATION:
         task = BaselineTask(frontier.costing, frontier.mesh, frontier.built.space, None, progress)
         return _of_simulated(frontier.model, frontier.hardware, task, SearchLimits(), algorithm)

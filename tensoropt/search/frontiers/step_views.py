@@ -11,7 +11,7 @@ from ...program.liveness import SCRATCH, Instruction, Peak, made_text, peak_of_p
 from ...program.simulator.full import SimulatedTask
 from ...program.simulator.network import COMPUTE
 from ...program.simulator.timeline import StepTimeline
-from .found_points import FoundPoints
+from .model_frontier import ModelFrontier
 
 MOST_INSTANTS = 240
 COMPUTE_LANE, NETWORK_LANE = 0, 1
@@ -111,7 +111,7 @@ def memory_view(program: list[Instruction]) -> tuple[dict[str, Any], Peak]:
     return told, peak
 
 
-def step_view(frontier: FoundPoints, point: int) -> dict[str, Any]:
+def step_view(frontier: ModelFrontier, point: int) -> dict[str, Any]:
     """Return the step of a point: its ``timeline``, None where it can't be simulated, and its ``memory``."""
     try:
         timeline: dict[str, Any] | None = timeline_view(frontier.timeline(point))

@@ -20,7 +20,7 @@ from ...program.schedule import StepOrder
 from ...program.stage_ends import StageEnds
 from ...rules.rule import Config, Interface
 from ...sharding.stages import Crossing, StageModel
-from ..frontiers.find_frontier import ModelFrontier
+from ..frontiers.model_frontier import ModelFrontier
 from .times import runs_in_order
 
 MOST_REPLAYED = 16

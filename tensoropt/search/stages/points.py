@@ -19,7 +19,7 @@ from ...ft.pareto import product, reduce_unsorted
 from ...program.fast_makespan import PassTimes, Transfers, step_us
 from ...program.schedule import PLAIN, StepOrder, Times, tried_orders
 from ...sharding.stages import Stages
-from ..frontiers.find_frontier import ModelFrontier
+from ..frontiers.model_frontier import ModelFrontier
 from .memory import StageCosts, bytes_together
 from .submeshes import Block
 from .timeline import stage_timeline

@@ -21,7 +21,7 @@ from .search import add_model_arguments, budget_of, checked_measurement, hardwar
 
 if TYPE_CHECKING:
     from ...plan.plan import Plan
-    from ...search.frontiers.find_frontier import ModelFrontier
+    from ...search.frontiers.model_frontier import ModelFrontier
     from ...search.request import Request
 
 
@@ -57,6 +57,7 @@ def _compare(arguments: argparse.Namespace) -> None:
     check_outputs(outputs, files_read(arguments))
     import_tensorflow()
     checked_measurement(hardware, arguments.strict)
+    from ...search.candidates.whole_frontier import frontier_of_whole
     from ...search.compare import compare
     from ...search.frontiers.find_frontier import find_frontier
     from ...search.options import mini_time
@@ -80,12 +81,12 @@ def _compare(arguments: argparse.Namespace) -> None:
             placed = mini_time(replace(request, limit_bytes=None, space=None, placed=model.placed), count)
             in_stages |= {"placed": placed} if len(placed.stages) > 1 else {}
     with display.phase("search"):
-        frontier = find_frontier(request, count)
+        found = find_frontier(request, count)
         if not model.placed:
-            in_stages["stages"] = _that_pays(request, count, frontier)
-        compared = compare(frontier, limit_bytes=limit, progress=display.update)
+            in_stages["stages"] = _that_pays(request, count, found)
+        compared = compare(found, limit_bytes=limit, progress=display.update)
         compared = replace(compared, in_stages={name: plan for name, plan in in_stages.items() if plan is not None})
-        frontier = compared.frontier
+        frontier = frontier_of_whole(compared.frontier)
     lines = [f"\n{compared.table()}\n\nfrontier  {frontier.summary()}", *(f"note      {each}" for each in compared.notes())]
     if arguments.plot is not None:
         write_picture(compared.plot, arguments.plot)
@@ -105,7 +106,7 @@ def _that_pays(request: Request, count: int, frontier: ModelFrontier) -> Plan | 
     search = CandidateSearch(asked, count, whole=[frontier], alone=(frontier, fastest))
     search.search_unasked()
     found = search.frontier()
-    return None if found is None else found.at(request.limit_bytes)
+    return found.at(request.limit_bytes) if found is not None and found.why_stages else None
 
 
 def _hardware_and_count(arguments: argparse.Namespace) -> tuple[Hardware, int]:

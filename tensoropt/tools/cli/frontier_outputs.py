@@ -18,10 +18,10 @@ from ...search.baselines import OTHERS
 from .answers import check_apart
 
 if TYPE_CHECKING:
-    from ...plan.frontier import PlanFrontier
+    from ...plan.frontier import Frontier
     from ...plan.plan import Plan
     from ...search.compare import Comparison
-    from ...search.frontiers.find_frontier import ModelFrontier
+    from ...search.frontiers.model_frontier import ModelFrontier
 
 OUTPUTS = MappingProxyType({"--plan": "plan", "--frontier": "frontier", "--json": "result", "--plot": "picture",
                             "--report": "report"})  # fmt: skip
@@ -71,9 +71,8 @@ def with_baselines(
     is_written = arguments.frontier is not None or arguments.report is not None
     assert frontier is not None, "a plan that was just found has its frontier"
     is_comparable = frontier.objectives == MEMORY_TIME and frontier.found.algorithm in ALGORITHMS  # of one search
+    is_comparable = is_comparable and frontier.passes(0).micro_batches == 1
     if not (is_written and names and is_comparable) or frontier.is_interrupted:
-        return plan, None
-    if frontier.model.graph.full_batch is not frontier.model.graph:
         return plan, None
     with display.phase("search of baselines"):
         return beside_baselines(plan, names, limit_bytes, display.update)
@@ -127,7 +126,7 @@ def _check_picture(file: Path) -> None:
 
 def write_frontier(
     arguments: argparse.Namespace,
-    frontier: PlanFrontier,
+    frontier: Frontier,
     chosen: int | None,
     display: Display,
     baselines: Mapping[str, ModelFrontier] | None = None,

@@ -11,14 +11,14 @@ import numpy as np
 
 from ...common.memory_units import memory_text
 from ...common.words import counted
-from ...plan.frontier import PlanFrontier
+from ...plan.frontier import Frontier
 from ...plan.picture import new_axes, save_picture
 from ...plan.plan import Plan
 from ...plan.scaling_curve import Curve
 from ...profiling.hardware import Hardware
 from ...rules.registry import rule_of
 from ...search.baselines import SPACES as BASELINE_SPACES
-from ...search.frontiers.find_frontier import ModelFrontier
+from ...search.frontiers.model_frontier import ModelFrontier
 from ...search.problem.config_space import described
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def result_text(setup: SearchSetup, result: Plan | Curve) -> str:
     return "\n\n".join(filter(None, [text, result.stages_table()]))
 
 
-def _peak_told(plan: Plan, frontier: PlanFrontier) -> str:
+def _peak_told(plan: Plan, frontier: Frontier) -> str:
     """Return a line with the plan's peak memory, by what it is used for, as far as that is known."""
     peak = None if plan.point is None else frontier.peak_json(plan.point)
     if peak is None:
@@ -170,10 +170,10 @@ def write_picture(plot: Callable[[Axes], object], file: Path) -> None:
     save_picture(axes, file)
 
 
-def _frontier_of(plan: Plan) -> PlanFrontier:
+def _frontier_of(plan: Plan) -> Frontier:
     assert plan.frontier is not None, "a plan that was just found has its frontier"
     return plan.frontier
 
 
-def _seconds_by_phase(setup: SearchSetup, frontier: PlanFrontier) -> dict[str, float]:
+def _seconds_by_phase(setup: SearchSetup, frontier: Frontier) -> dict[str, float]:
     return {**setup.recorded.seconds_by_phase, **frontier.seconds_by_phase}

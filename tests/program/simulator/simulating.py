@@ -107,7 +107,6 @@ class Simulated:
         costing = costing_of(model, hardware, mesh)
         network = network_of(hardware, mesh)
         if not is_merged:
-            assert hardware.topology is not None
             network = TopologyNetwork(hardware.topology, CollectiveCosts(hardware, mesh), is_merged=False)
         view = random_view(model, mesh, random.Random(seed))
         actions = StepActions(costing, PathFinder(costing.reshardings.steps))

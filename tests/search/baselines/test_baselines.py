@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from helpers import zoo
 from helpers.large import first
-from helpers.searches import find_frontier
+from helpers.searches import find_frontier, plans_of
 from helpers.strategies import engine_of, train_and_check
 
 from tensoropt.common.errors import InputError
@@ -20,7 +20,8 @@ from tensoropt.plan.build import cost_entries
 from tensoropt.profiling.hardware import named
 from tensoropt.reschedule.layout import Layout, is_view
 from tensoropt.search.baselines import BASELINES, search_baseline
-from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_baseline
+from tensoropt.search.frontiers.find_frontier import find_baseline
+from tensoropt.search.frontiers.model_frontier import ModelFrontier
 from tensoropt.sharding.consumers import Consumer, consumers_of, sharding_of
 from tensoropt.sharding.resharding import PathFinder, PlainCosts
 from tensoropt.sharding.strategy import Copy, Strategy, StrategyView
@@ -163,7 +164,7 @@ def test_plans_run_with_one_devices_numbers(function, algorithm):
     model = zoo.record(function, "adam")
     found = find_frontier(model.model, named("v100-1x4"), 4, algorithm=algorithm)
     for point in {0, len(found) - 1}:
-        plan = found.plan(point)
+        plan = plans_of(found).plan(point)
         view = StrategyView(model.graph, plan.stages[0].strategy, model.model.backward.gradients)
         train_and_check(engine_of(model, view, plan.stages[0].path_finder(PlainCosts()), EmulatedBackend(plan.mesh)), model)
 

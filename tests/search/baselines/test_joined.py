@@ -8,13 +8,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from helpers.large import first
-from helpers.searches import find_frontier
+from helpers.searches import find_frontier, plans_of
 
 from tensoropt.ft import Budget, Frontier
 from tensoropt.profiling.hardware import named
 from tensoropt.search.compare import Comparison, beside_baselines, compare
-from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_baseline
-from tensoropt.search.frontiers.found_points import least_peaks, longest_ascending
+from tensoropt.search.frontiers.find_frontier import find_baseline
+from tensoropt.search.frontiers.model_frontier import ModelFrontier, least_peaks, longest_ascending
 
 from .models import frontier_of, model_of
 
@@ -66,14 +66,14 @@ def test_what_a_baseline_finds_becomes_a_point_at_its_own_costs(algorithm: str) 
 
 def test_a_plan_is_chosen_again_where_a_baseline_gives_a_point() -> None:
     frontier = frontier_of("lenet5", "full")
-    whole = frontier.plan(len(frontier) - 1, "mini_time")
+    whole = plans_of(frontier).plan(-1, "mini_time")
     assert beside_baselines(whole, ["data-parallel"], None)[0] is whole
     alone = slowest_of(frontier)
     baseline = find_baseline(frontier, "data-parallel")
-    plan, compared = beside_baselines(alone.plan(0, "mini_time"), ["data-parallel"], None)
-    assert plan.frontier is compared.frontier and (plan.point, len(compared.frontier)) == (1, 2)
+    plan, compared = beside_baselines(plans_of(alone).plan(0, "mini_time"), ["data-parallel"], None)
+    assert plan.frontier.without_stages == [compared.frontier] and (plan.point, len(compared.frontier)) == (1, 2)
     assert plan.time_us == baseline.points[0].time_us
-    within, _ = beside_baselines(alone.plan(0, "mini_time"), ["data-parallel"], baseline.peak(0).n_bytes - 1)
+    within, _ = beside_baselines(plans_of(alone).plan(0, "mini_time"), ["data-parallel"], baseline.peak(0).n_bytes - 1)
     assert within.point == 0 and within.peak_bytes == alone.peak(0).n_bytes
 
 

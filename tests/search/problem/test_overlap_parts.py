@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.large import first
-from helpers.searches import find_frontier
+from helpers.searches import find_frontier, plans_of
 from zoo.small import SMALL
 
 import tensoropt
@@ -22,7 +22,8 @@ from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.ir.graph import VARIABLE
 from tensoropt.plan.build import cost_entries
 from tensoropt.profiling.hardware import named
-from tensoropt.search.frontiers.find_frontier import ModelFrontier, find_baseline
+from tensoropt.search.frontiers.find_frontier import find_baseline
+from tensoropt.search.frontiers.model_frontier import ModelFrontier
 from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.search.problem.config_space import COMPACT, FULL
 from tensoropt.sharding.consumers import consumers_of
@@ -176,7 +177,7 @@ def test_a_plan_s_strategy_has_states_of_the_same_costs(frontiers: tuple[ModelFr
     """A plan leaves shared copies out for which nothing is to be done."""
     _, found = frontiers
     for point in np.linspace(0, len(found.found) - 1, 5).round().astype(int).tolist():
-        states = found.built.states_of(found.plan(point).stages[0].strategy)
+        states = found.built.states_of(found.stage(point).strategy)
         expected = found.found.strategies[point]
         assert found.built.problem.cost(states.tolist()) == found.built.problem.cost(expected.tolist())
         assert found.built.overlap_ns(states[None]) == found.built.overlap_ns(expected[None])
@@ -185,13 +186,13 @@ def test_a_plan_s_strategy_has_states_of_the_same_costs(frontiers: tuple[ModelFr
 def test_a_plan_keeps_what_is_hidden(frontiers: tuple[ModelFrontier, ModelFrontier]) -> None:
     _, beside = frontiers
     point = int(np.argmax(beside.costs.overlap_ns))
-    plan = beside.plan(point)
+    plan = plans_of(beside).plan(point)
     assert plan.overlap_time_us > 0
     assert plan.time_us == pytest.approx(plan.compute_time_us + plan.network_time_us - plan.overlap_time_us)
     again = type(plan).from_json(plan.to_json())
     assert again.to_json() == plan.to_json()
     assert "at the same time" in plan.explain()
-    assert "overlap" in beside.table()
+    assert "overlap" in plans_of(beside).table()
 
 
 def test_what_others_choose_is_shown_as_it_runs(frontiers: tuple[ModelFrontier, ModelFrontier]) -> None:

@@ -50,7 +50,6 @@ def test_strategies_mean_and_cost_the_same(name: str, space: str, is_from_plain:
 def test_without_rematerialization_no_memory_is_transient(name: str) -> None:
     """Adopted strategies mean the same whatever copies are regathered."""
     plain, built = problems(record(SMALL[name], name).model, "full", Choices(reuse=True))
-    assert built is not None
     rng, tried = np.random.default_rng(0), []
     for _ in range(300):
         states = np.array([rng.integers(node.n_states) for node in plain.problem.nodes], np.int32)

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 from helpers.large import first
-from helpers.searches import find_frontier
+from helpers.searches import find_frontier, plans_of
 from tools.cli.models import good
 
 import tensoropt
@@ -95,7 +95,7 @@ def test_the_pairs_differ():
 def test_plans_cost_what_they_do(objectives, everything):
     frontier = frontier_of(dense, 4, "compact", objectives)
     for number, point in [*enumerate(frontier)][:: 1 if everything else 4]:
-        plan = frontier.plan(number)
+        plan = plans_of(frontier).plan(number)
         assert (plan.sum_bytes, plan.time_us, plan.compute_time_us) == dataclasses.astuple(point)[:3]
         assert point.network_time_us == pytest.approx(sum(resharding.time_us for resharding in plan.reshardings))
         assert point.compute_time_us == pytest.approx(sum(op.time_us for op in plan.operators))
@@ -103,7 +103,7 @@ def test_plans_cost_what_they_do(objectives, everything):
 
 @pairs
 def test_questions_mean_what_they_say(objectives, tmp_path, everything):
-    searched = frontier_of(dense, 4, "compact", objectives)
+    searched = plans_of(frontier_of(dense, 4, "compact", objectives))
     searched.save(tmp_path / "frontier.json")
     loaded = tensoropt.load_frontier(tmp_path / "frontier.json")
     for frontier in (searched, loaded):
@@ -111,7 +111,7 @@ def test_questions_mean_what_they_say(objectives, tmp_path, everything):
         memories, times = [[getattr(point, name) for point in points] for name in ("sum_bytes", "time_us")]
         assert frontier.fastest().time_us == frontier.at().time_us == min(times)
         assert frontier.smallest().sum_bytes == min(memories)
-        peaks = [searched.peak(point).n_bytes for point in range(len(searched))]
+        peaks = [searched.peak_json(point)["peak_bytes"] for point in range(len(searched))]
         for limit in peaks[:: 1 if everything else 4]:
             plan = frontier.at(limit)
             assert plan.peak_bytes <= limit
@@ -125,7 +125,7 @@ def test_questions_mean_what_they_say(objectives, tmp_path, everything):
 
 @pairs
 def test_a_file_keeps_the_objectives(objectives, tmp_path, everything):
-    searched = frontier_of(dense, 4, "compact", objectives)
+    searched = plans_of(frontier_of(dense, 4, "compact", objectives))
     searched.save(tmp_path / "frontier.json")
     loaded = tensoropt.load_frontier(tmp_path / "frontier.json")
     assert loaded.objectives == objectives
@@ -150,7 +150,7 @@ def test_a_file_keeps_the_objectives(objectives, tmp_path, everything):
 def test_axes_are_the_objectives(objectives, labels, lines):
     from matplotlib.figure import Figure
 
-    frontier = frontier_of(dense, 4, "compact", objectives)
+    frontier = plans_of(frontier_of(dense, 4, "compact", objectives))
     axes = frontier.plot(axes=Figure().subplots())
     assert (axes.get_xlabel(), axes.get_ylabel()) == labels
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [*lines, "turning point"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import contextlib
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,8 +15,12 @@ from ...common.words import counted
 from ...costs.objectives import MEMORY_TIME, Objectives, StrategyCosts
 from ...costs.operator_costs import OperatorCosting
 from ...ft import Frontier
+from ...ft.nonadditive.segment_memory import with_more
 from ...ft.pareto import reduce_unsorted
-from ...plan.frontier import PlanFrontier
+from ...ft.problem import INFEASIBLE
+from ...plan.build import complete_configs, cost_entries, planned_operators
+from ...plan.points import CostedPoints
+from ...plan.stage_plan import StagePlan
 from ...profiling.hardware import Hardware
 from ...program.fast_peak import Peaks
 from ...program.liveness import Instruction, Peak, peak_of_program
@@ -34,7 +37,6 @@ from ..problem.objectives import costs_of
 from ..problem.strategy_problem import StrategyProblem
 from .point_peaks import PeakCounter
 
-Points = TypeVar("Points", bound="FoundPoints")
 LEAST_REPLAYED, MOST_OPERATORS_REPLAYED = 16, 6_000
 MOST_COUNTED, MOST_OPERATORS_COUNTED = 1_200, 1_000_000
 """Of a search's points at most so many have their peaks counted, or those with so many operators together if they are more:
@@ -65,8 +67,8 @@ class Candidates:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class FoundPoints(PlanFrontier):
-    """All Pareto-minimal points of a model at one parallelism, as the search found them.
+class ModelFrontier(CostedPoints):
+    """All Pareto-minimal points of a model at one parallelism, as a search found them, with what makes plans of them.
 
     Attributes:
         model: the model, with the micro-batches of the search.
@@ -74,9 +76,7 @@ class FoundPoints(PlanFrontier):
         built: the problem that was searched, and what its states mean.
         costing: the costs of operators and reshardings.
         found: the points.
-        seconds_by_phase: the seconds of each phase: ``costs`` and ``search``; where a plan was chosen also ``unroll``, which
-            makes the plan from the point.
-        assumed: the assumptions that its plans record.
+        seconds_by_phase: the seconds of each phase: ``costs`` and ``search``.
         note: a sentence on how the points were found; may be empty.
         objectives: the two costs that were searched.
         is_interrupted: whether Ctrl-C ended the search, which then kept what it had found.
@@ -91,7 +91,6 @@ class FoundPoints(PlanFrontier):
     costing: OperatorCosting
     found: Frontier
     seconds_by_phase: Mapping[str, float] = field(default_factory=dict)
-    assumed: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
     objectives: Objectives = MEMORY_TIME
     is_interrupted: bool = False
@@ -101,27 +100,34 @@ class FoundPoints(PlanFrontier):
     _peaks: dict[int, Peak] = field(default_factory=dict)
     _simulated: dict[int, int] = field(default_factory=dict)
 
-    @abstractmethod
-    def baseline(self, algorithm: str, progress: Progress | None = None) -> FoundPoints:
-        """Return the points that a baseline chooses for the frontier's model, on its hardware and under the same costs.
-
-        Args:
-            algorithm: one of ``baselines.OTHERS``.
-            progress: called with (phase, done, total) now and then; the phases are ``costs`` and ``search``.
-        """
-
     @property
-    def mesh(self) -> Mesh:  # type: ignore[override]
+    def mesh(self) -> Mesh:
         return self.built.mesh
-
-    @property
-    def hardware_name(self) -> str:  # type: ignore[override]
-        return self.hardware.name
 
     @cached_property
     def costs(self) -> StrategyCosts:
         """The costs of all points in memory, time, compute and network, whatever the objectives."""
         return costs_of(self.built, self.found, self.objectives)
+
+    def stage(self, point: int) -> StagePlan:
+        """Return a point's plan of the frontier's model as the only stage of a plan, without its peak."""
+        costs, costing = self.costs, self.costing
+        view = self.model.view(complete_configs(self.model, self.built.strategy(self.found.strategies[point]), costing))
+        path_finder = PathFinder(costing.reshardings.steps)
+        reshardings = (entry.planned(path_finder) for entry in cost_entries(view, costing))
+        return StagePlan(
+            mesh=self.mesh,
+            devices=tuple(range(self.mesh.n_devices)),
+            operators=tuple(planned_operators(view, costing)),
+            reshardings=tuple(planned for planned in reshardings if planned is not None),
+            sum_bytes=int(costs.mem_bytes[point]),
+            time_us=int(costs.time_ns[point]) / 1e3,
+            compute_time_us=int(costs.compute_ns[point]) / 1e3,
+            model_digest=self.model.graph.full_batch.digest,
+            frontier=self,
+            point=point,
+            overlap_time_us=int(costs.overlap_ns[point]) / 1e3,
+        )
 
     @cached_property
     def _path_finder(self) -> PathFinder:
@@ -133,10 +139,6 @@ class FoundPoints(PlanFrontier):
         if point not in self._peaks:
             self._peaks[point] = peak_of_program(self.program(point))
         return self._peaks[point]
-
-    def peak_json(self, point: int) -> Mapping[str, Any]:
-        """Return the instant of a point's peak as a JSON value, see ``Peak.to_json``."""
-        return self.peak(point).to_json()
 
     def remember_peak(self, point: int, peak: Peak) -> None:
         """Keep the peak of a point whose step was replayed elsewhere, so that it isn't replayed again."""
@@ -187,7 +189,7 @@ class FoundPoints(PlanFrontier):
         """Return the bytes of :meth:`peak`, without counting those of other points."""
         return int(self.peaks_of(np.array([point]))[0])
 
-    def of_least_peaks(self: Points, progress: Progress | None = None, others: Candidates | None = None) -> Points:
+    def of_least_peaks(self, progress: Progress | None = None, others: Candidates | None = None) -> ModelFrontier:
         """Return the points of which no other one has both a smaller peak and less time.
 
         These are in one order by memory, by peak and by time. Where memory isn't what was searched, all points stay. Of very
@@ -216,6 +218,27 @@ class FoundPoints(PlanFrontier):
         found = replace(self.found, mem_bytes=mem[kept], time_ns=time_ns[kept], strategies=strategies[kept])
         return replace(self, found=found, searched=self.certified, counter=self._counter, _peaks={}, _simulated={})
 
+    def joined(self, others: Iterable[ModelFrontier], progress: Progress | None = None) -> ModelFrontier:
+        """Return the points of least peaks and times of the frontier and of baselines; see :meth:`of_least_peaks`.
+
+        So no baseline beats a point, but by strategies that the frontier's space doesn't have: they stay out, and so do all
+        where memory and time aren't what was searched.
+        """
+        built, given = self.built, []
+        for each in others if self.objectives == MEMORY_TIME else ():
+            for states in each.found.strategies:
+                with contextlib.suppress(ValueError):  # the strategy isn't in the space
+                    given.append(built.states_of(each.built.strategy(states)))
+        costs = np.array([built.problem.cost(states.tolist()) for states in given], np.int64).reshape(-1, 2)
+        possible = (costs < INFEASIBLE).all(axis=1)
+        if not possible.any():
+            return self.of_least_peaks(progress)
+        strategies, (mem, time_ns) = np.array(given, np.int32)[possible], costs[possible].T
+        more = Candidates(mem + built.missing_bytes(strategies), time_ns - built.overlap_ns(strategies), strategies)
+        certified = with_more(self.certified, more.mem_bytes, more.time_ns, more.strategies)
+        of_all = replace(self, found=certified, searched=None, counter=self._counter, _peaks={}, _simulated={})
+        return of_all.of_least_peaks(progress, more.with_(Candidates.of(self.found)))
+
     @cached_property
     def _simulator(self) -> tuple[Network, StepActions]:
         return network_of(self.hardware, self.mesh), StepActions(self.costing, self._path_finder)
@@ -241,8 +264,9 @@ class FoundPoints(PlanFrontier):
         graph = step_graph(view, self._path_finder)
         return timeline_of(view.graph.producers, graph, actions.chains(view, graph.nodes), network)
 
-    def summary(self) -> str:
-        """Return one line on the search: its size, its exactness and its time."""
+    @property
+    def told(self) -> str:
+        """The search in words: its size and its exactness."""
         problem, found = self.built.problem, self.certified
         n_points = counted(len(self.found), "point")
         n_points += "" if self.objectives == MEMORY_TIME else f" of {' and '.join(self.objectives)}"
@@ -252,8 +276,7 @@ class FoundPoints(PlanFrontier):
             f"{n_points} on {counted(self.mesh.n_devices, 'device')} {self.mesh}{slices}: "
             f"{counted(self.built.n_operators, 'operator')} in {counted(len(self.built.nodes), 'node')}, "
             f"{counted(self.built.n_configs, 'config')}, {counted(len(problem.edges), 'edge')}; "
-            f"eliminations: {kinds or 'none'}; {found.certificate}; space {self.built.space}; "
-            f"{sum(self.seconds_by_phase.values()):.2f} s" + (f"; {self.note}" if self.note else "")
+            f"eliminations: {kinds or 'none'}; {found.certificate}; space {self.built.space}"
         )
 
 

@@ -1,0 +1,111 @@
+"""Make a frontier of plans of what one search found for a model that isn't cut, with what its file and its report have."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from ...common.progress import Progress
+from ...costs.held_bytes import least_held_bytes
+from ...ft import InfeasibleError
+from ...plan.frontier import Frontier
+from ..frontiers.compress import shared_parts
+from ..frontiers.details import of_operators, view_of
+from ..frontiers.find_frontier import find_baseline
+from ..frontiers.model_frontier import ModelFrontier
+from ..stages.points import SearchedWhole
+from .staged_frontier_points import PlanPoint
+
+MOST_POINTS = 20
+STORED_BASELINES = ("data-parallel", "optcnn", "tofu", "mesh-tensorflow")
+COMPARED = "data-parallel"
+"""The baseline whose plan is stored too, for what differs from it."""
+
+
+def viewed_points(n_points: int, wanted: set[int]) -> list[int]:
+    """Return the points whose steps are stored: all of few, else those that are wanted, the ends, some evenly between."""
+    if n_points <= MOST_POINTS:
+        return list(range(n_points))
+    n_between = max(2, MOST_POINTS - len(wanted))
+    evenly = {round(i * (n_points - 1) / (n_between - 1)) for i in range(n_between)}
+    return sorted(wanted | evenly)
+
+
+def frontier_of_whole(found: ModelFrontier, assumed: Mapping[str, Any] = MappingProxyType({})) -> Frontier[PlanPoint]:
+    """Return all points that a search found for a model that isn't cut, with what is proven of them by that search."""
+    whole = SearchedWhole.of(found)
+    (combined,) = whole.combinations
+    costs = enumerate(zip(combined.stage_bytes[0].tolist(), combined.time_us.tolist(), strict=True))
+    return Frontier(
+        points_of=tuple(PlanPoint(whole, combined.order, (number,), (peak,), time_us) for number, (peak, time_us) in costs),
+        mesh=found.mesh,
+        hardware_name=found.hardware.name,
+        told=found.told,
+        bound=found.found.bound,
+        objectives=found.objectives,
+        algorithm=found.found.algorithm,
+        eliminations=found.found.eliminations,
+        assumed=assumed,
+        seconds_by_phase=found.seconds_by_phase,
+        note=found.note,
+        searched=(whole,),
+        is_interrupted=found.is_interrupted,
+        shared_parts=partial(shared_parts, found),
+        details_of=partial(details_of, found),
+    )
+
+
+def details_of(
+    frontier: ModelFrontier,
+    model: str = "",
+    chosen: int | None = None,
+    baselines: tuple[str, ...] = STORED_BASELINES,
+    progress: Progress | None = None,
+    known: Mapping[str, ModelFrontier] | None = None,
+) -> dict[str, Any]:
+    """Return the details of a frontier as a JSON value.
+
+    Args:
+        model: the model's name.
+        chosen: the number of the point that was chosen.
+        baselines: the names of baselines to search.
+        progress: called with (phase, done, total) now and then; the phases are ``steps`` and ``baselines``.
+        known: baselines that were found already, by name.
+    """
+    graph = frontier.model.graph.full_batch
+    wanted = {frontier.turning_number, *(() if chosen is None else (chosen,))}
+    points = viewed_points(len(frontier), wanted)
+    views = {}
+    for done, point in enumerate(points):
+        if progress is not None:
+            progress("steps", done, len(points))
+        views[str(point)] = view_of(frontier, point)
+    found = []
+    for done, name in enumerate(baselines if graph is frontier.model.graph else ()):
+        if progress is not None:
+            progress("baselines", done, len(baselines))
+        with contextlib.suppress(InfeasibleError):  # a baseline may have no strategy
+            found.append(_baseline(name, (known or {}).get(name) or find_baseline(frontier, name)))
+    return {
+        "model": model,
+        "chosen": chosen,
+        "views": views,
+        "baselines": found,
+        **of_operators(graph),
+        "least_peak_bytes": least_held_bytes(graph, frontier.mesh.n_devices),
+    }
+
+
+def _baseline(name: str, found: ModelFrontier) -> dict[str, Any]:
+    """Return the points that a baseline found, with its plan if that is compared."""
+    points = [
+        {"sum_bytes": point.sum_bytes, "time_us": point.time_us, "peak_bytes": found.peak_bytes(number)}
+        for number, point in enumerate(found.points)
+    ]
+    told: dict[str, Any] = {"name": name, "points": points}
+    if name == COMPARED:
+        told["plan"] = {**frontier_of_whole(found).plan(0).to_json(), "frontier": []}
+    return told
