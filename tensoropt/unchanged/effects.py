@@ -7,7 +7,6 @@ import logging
 import os
 import random
 import sys
-import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any, TextIO
@@ -21,6 +20,8 @@ from ..runtime.notes import SEED
 from ..runtime.ranks import Processes, current_processes
 
 ALL_OUTPUT = "TENSOROPT_ALL_OUTPUT"
+SHOWN, MOST_KEPT = ("tensoropt", "traceback", "threading", "logging"), 10_000
+"""The packages whose code writes errors, and the characters that are kept of what else a rank writes to stderr."""
 
 
 @cache
@@ -58,7 +59,7 @@ def share_streams(processes: Processes) -> None:
     elif processes.rank:
         sys.stdout.flush()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        warnings.showwarning = lambda *arguments, **named: None
+        sys.stderr = Kept(sys.stderr, "")
         logging.StreamHandler.emit = _emitting(logging.StreamHandler.emit)  # type: ignore[method-assign]
     sys.stdin = SharedInput(sys.stdin, processes)
 
@@ -68,7 +69,7 @@ def _emitting(emit: Callable[..., None]) -> Callable[..., None]:
 
     def emit_own(handler: Any, record: logging.LogRecord) -> None:
         is_own = record.levelno >= logging.ERROR or record.name.startswith("tensoropt")
-        if is_own or handler.stream is not sys.stderr:
+        if is_own or handler.stream not in (sys.stderr, sys.__stderr__):
             emit(handler, record)
 
     return emit_own
@@ -78,7 +79,7 @@ class Tagged(io.TextIOBase):
     """A stream that writes whole lines, each behind a tag."""
 
     def __init__(self, stream: TextIO, tag: str) -> None:
-        self._stream, self._tag, self._line = stream, tag, ""
+        self._stream, self._tag, self._line, self._kept = stream, tag, "", ""
 
     def write(self, text: str) -> int:
         *lines, self._line = (self._line + text).split("\n")
@@ -91,11 +92,27 @@ class Tagged(io.TextIOBase):
             self.write("\n")
         self._stream.flush()
 
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
     def writable(self) -> bool:
         return True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+class Kept(Tagged):
+    """A stream that shows errors, and what a script prints to it only ahead of an error of TensorOpt's."""
+
+    def write(self, text: str) -> int:
+        writer = getattr(sys._getframe().f_back, "f_globals", {}).get("__name__", "").partition(".")[0]  # none at exit
+        if writer not in SHOWN:
+            self._kept = (self._kept + text)[-MOST_KEPT:]
+            return len(text)
+        if writer == "tensoropt":
+            text, self._kept = self._kept + text, ""
+        return self._stream.write(text)
 
 
 class SharedInput(io.TextIOBase):

@@ -43,7 +43,7 @@ def last_line(done: Done) -> str:
 
 
 ONCE = """
-import logging, os, random, sys; logging.warning("logged")
+import logging, os, random, sys; logging.warning("logged"), print("a bar", file=sys.stderr)
 import numpy as np
 import tensorflow as tf
 print("arguments", sys.argv[1:], __name__, os.environ.get("TF_CONFIG"))
@@ -94,7 +94,7 @@ def test_what_a_script_prints_writes_and_leaves_with_is_once(tmp_path: Path, mon
     assert len(first) == 10 and len(set(first[:8])) == 8 and first[8] == first[9]  # by a seed, one order for all epochs
     assert sum(line.startswith("Epoch") for line in printed) == 2
     assert (tmp_path / "epochs.txt").read_text() == "0\n1\n"
-    for once in ("logged", "has one replica", "TF_CONFIG is left aside", "train_on_batch (train.py:35) isn't saved"):
+    for once in ("logged", "a bar", "has one replica", "TF_CONFIG is left", "train_on_batch (train.py:35) isn't saved"):
         assert done.stderr.count(once) == 1
 
 

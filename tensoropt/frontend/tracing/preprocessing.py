@@ -39,8 +39,8 @@ class Preprocessing:
     tables: Mapping[str, Any]
 
     def __call__(self, leaves: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return what is fed to the model for a batch, or for some samples of one."""
-        return self._function(*leaves)
+        """Return what is fed to the model for a batch of known shapes: to bind them would take .1 to .3 ms."""
+        return self._function.inference_fn.call_flat(*leaves, *self._function.captured_inputs)
 
     @cached_property
     def _function(self) -> Any:

@@ -153,12 +153,14 @@ class ErrorHandling:
         if code and collectives_then == self.processes.collectives_begun:
             notes.note(notes.FAILED, error=f"exit code {code}")
             self._stop()
-            digest = f"exit {code}".encode()
+            digest = f"exit {code}".encode().ljust(DIGEST_BYTES, b"\0")
             if not ending.join(KIND_FAILED, code, digest, limit_s=AGREEMENT_S):
                 rank = self.processes.rank
                 ending.speak()
                 print(f"tensoropt: rank {rank} ended with exit code {code} before the others.", file=sys.stderr)
                 ending.abort(code)
+            if self.processes.rank == next(rank for rank, other in ending.failures() if other == digest):
+                sys.stderr.write("")  # it shows what was kept back
             return
         ending.say_farewell(self.processes.collectives_begun)
         ending.join(KIND_NORMAL)
