@@ -176,10 +176,6 @@ class Lines:
     def _best_parts(self, inverse: Floats, n_strategies: int) -> tuple[Floats, float]:
         """Return the parts of each row of costs, which add up to 1, for which the least of known strategies is largest.
 
-        Args:
-            inverse: what each row of costs is multiplied by: 1 over the corner's.
-            n_strategies: strategies from this number on are new for this corner, and looked at in any case.
-
         Returns:
             The parts, and the least.
         """

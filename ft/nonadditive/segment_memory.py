@@ -121,12 +121,7 @@ class Transient:
     def _changed(
         self, problem: Problem, numbers: Mapping[int, float], change: Callable[[Ints, Ints, float], Ints]
     ) -> Problem:
-        """Return the problem with its memory changed by that of segments; identical arrays stay identical.
-
-        Args:
-            numbers: a number for each of these segments, by its index.
-            change: returns the changed memory, given the memory, the segment's and its number.
-        """
+        """Return the problem with its memory changed by that of segments; identical arrays stay identical."""
         cache: dict[tuple[object, ...], Ints] = {}
         nodes, edges = list(problem.nodes), list(problem.edges)
 

@@ -333,10 +333,6 @@ class WeightedPass:
     ) -> tuple[Floats, list[tuple[Input, Floats]], list[Floats]]:
         """Compute marginals from one bucket's tables.
 
-        Args:
-            own: the bucket's share of the variable's own cost.
-            outside: for each cell of the bucket's result, the least that all tables outside of the bucket cost.
-
         Returns:
             The marginals of the variable's states, those of the cells of the tables that need them, and the arrays that
             these may be views of, to be put back.

@@ -232,9 +232,6 @@ def _followed(
 ) -> Backward | None:
     """Return the backward pass from ``results`` to ``variables``, composed of what each operator's gradient does.
 
-    Args:
-        names: those of the operators that are followed.
-
     Returns:
         None where no gradient comes to any of the variables.
     """

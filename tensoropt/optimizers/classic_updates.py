@@ -26,11 +26,7 @@ POWERS = {"adam": ("beta1", "beta2")}
 def _apply(
     kind: str, variable: tf.Variable, slots: Mapping[str, tf.Variable], gradient: Gradient, numbers: Mapping[str, tf.Tensor]
 ) -> None:
-    """Emit the update of one shard.
-
-    Args:
-        numbers: the hyperparameters, and the running power of x as ``x_power``.
-    """
+    """Emit the update of one shard."""
     is_rows = isinstance(gradient, tf.IndexedSlices)
     if kind == "adam":
         # Dense also for rows: in rows that weren't looked up the averages decay and the values change, too.

@@ -126,12 +126,7 @@ def _differs(expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> bo
 
 
 def _updated(optimizer: KerasBase, cut: Callable[[np.ndarray], np.ndarray], part: slice = slice(None)) -> list[np.ndarray]:
-    """Return the parameters and the optimizer's variables after several steps.
-
-    Args:
-        cut: cuts the parameters, and the gradients of each step.
-        part: which of the parameters are updated.
-    """
+    """Return the parameters and the optimizer's variables after several steps."""
     copy = fresh_copy(optimizer)
     if is_taken_over(optimizer):
         copy.clipnorm = copy.global_clipnorm = copy.gradient_accumulation_steps = None

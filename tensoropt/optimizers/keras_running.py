@@ -261,11 +261,7 @@ class RunningKeras:
         self._write_shards(emission)
 
     def _gradients(self, n: int, emission: Emission) -> Sequence[Gradient] | None:
-        """Return a parameter's gradient for each rank: in shards, replicated, or as rows; None if it has none.
-
-        Args:
-            n: the index of the parameter.
-        """
+        """Return a parameter's gradient for each rank: in shards, replicated, or as rows; None if it has none."""
         if emission.indices[n]:
             return row_gradients(emission, replace(self._shards, layouts=self._layouts), n)
         (gradients,) = emission.gradients[n]

@@ -214,10 +214,6 @@ def _check_config(op: Operator, planned: PlannedOperator, why: str, rule: Rule) 
 
     A plan's file may have been changed by hand.
 
-    Args:
-        why: the reason why it can't; empty if it can.
-        rule: of the operator in a micro-batch.
-
     Raises:
         InputError: it can't, or they don't.
     """

@@ -54,11 +54,7 @@ class TaskBuffers:
     """The buffers of a step's values, and the instructions of its tasks."""
 
     def __init__(
-        self,
-        view: StrategyView,
-        costing: OperatorCosting,
-        path_finder: PathFinder,
-        ends: StageEnds = NOTHING_CROSSES,
+        self, view: StrategyView, costing: OperatorCosting, path_finder: PathFinder, ends: StageEnds = NOTHING_CROSSES
     ) -> None:
         """Take a strategy, and what a stage exchanges with others; None for a model that isn't cut."""
         self.view, self.costing, self.path_finder, self._ends = view, costing, path_finder, ends

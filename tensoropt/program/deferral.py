@@ -23,10 +23,7 @@ def has_separate_gradients(op: Operator) -> bool:
 
 
 def divided(
-    tasks: Sequence[Task],
-    ends: Collection[Value],
-    aliases: Mapping[Value, Value],
-    operators: Mapping[str, Operator],
+    tasks: Sequence[Task], ends: Collection[Value], aliases: Mapping[Value, Value], operators: Mapping[str, Operator]
 ) -> tuple[list[Task], list[Task]]:
     """Return the tasks of a backward pass that some gradients need, and those that can be deferred, both in their order.
 

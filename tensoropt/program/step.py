@@ -302,11 +302,7 @@ class _Step:
         return self._taken[gradients.name]
 
     def _train(self, steps: Sequence[TrainStep], rows: Mapping[Site, Sequence[Value]] | None = None) -> None:
-        """Write the updates of training steps, after the gradients that they need.
-
-        Args:
-            rows: the gradients of lookups' results, where micro-batches have several.
-        """
+        """Write the updates of training steps, after the gradients that they need."""
         updates = Updates(self.flow, self.tasks, self.aliases)
         for step in steps:
             self._trained.add(step.name)

@@ -180,11 +180,7 @@ def _operators(frontier: FrontierRows, details: Row) -> list[dict[str, Any]]:
 
 
 def _reshardings(frontier: FrontierRows, rows: StageRows, words: Mapping[int, Sequence[str]]) -> list[dict[str, Any]]:
-    """Return the reshardings that occur, in words.
-
-    Args:
-        words: the kinds of the collectives of the rows of each pool.
-    """
+    """Return the reshardings that occur, in words."""
     return [
         {
             "column": part["column"],

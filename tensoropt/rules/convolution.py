@@ -21,11 +21,7 @@ def _image(data_format: str, channel: str = "c") -> Dims:
 
 
 def _windows(op: Operator, sizes: dict[str, int]) -> dict[str, Window]:
-    """Return the windows along the spatial dimensions of the first operand, by dimension (``h``, ``w``, ``d``).
-
-    Args:
-        sizes: the windows' size along each dimension.
-    """
+    """Return the windows along the spatial dimensions of the first operand, by dimension (``h``, ``w``, ``d``)."""
     image, attrs = op.operand(0), op.attrs
     windows = {}
     for position, role in enumerate(attrs["data_format"].lower()):

@@ -35,11 +35,7 @@ def batch_that_fits(frontier: ModelFrontier, point: int, batch: int, limit_bytes
 
 
 def _with_batch(program: Sequence[Instruction], n_samples: int, batch: int, fixed: Container[str]) -> list[Instruction]:
-    """Return the program with every buffer that depends on the batch scaled by ``n_samples / batch``, rounded up.
-
-    Args:
-        fixed: names of the tensors that don't depend on the batch.
-    """
+    """Return the program with every buffer that depends on the batch scaled by ``n_samples / batch``, rounded up."""
     known: dict[Buffer, Buffer] = {}
 
     def share(n_bytes: int) -> int:

@@ -262,10 +262,6 @@ class _Ways:
         """Run another search and return its suggestion if something fits, with the least memory; else nothing.
 
         If there isn't the time for the search, add it to ``perhaps``.
-
-        Args:
-            phase: the name under which progress is reported.
-            words: the suggestion.
         """
         text = self.request.progress
         of_phase = None if text is None else under(text, phase)

@@ -43,11 +43,7 @@ def runs_early(graph: Graph, members: frozenset[str], awaited: Collection[str], 
 
 
 def _waits(graph: Graph, op: Operator, members: frozenset[str], awaited: Collection[str], early: set[str]) -> bool:
-    """Return whether an operator needs what is awaited, or must keep an order with updates.
-
-    Args:
-        early: the operators of branches before it that don't.
-    """
+    """Return whether an operator needs what is awaited, or must keep an order with updates."""
     pending, visited = [op], {op.name}
     while pending:
         ancestor = pending.pop()

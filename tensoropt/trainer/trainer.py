@@ -308,11 +308,7 @@ class Trainer(Planned, LiveModel):
         return function
 
     def _ending(self, kind: str, is_open: bool) -> Callable[..., None]:
-        """Return a function of the last batch, which does what Keras does where there is no other: all that needs none.
-
-        Args:
-            is_open: whether the data leaves open how many samples a batch has.
-        """
+        """Return a function of the last batch, which does what Keras does where there is no other: all that needs none."""
         computes, known = self._computes, dict[Any, Callable[[], Any] | None]()
 
         def end_data(batch: Batch | None = None) -> None:

@@ -127,9 +127,6 @@ class BaselineTrial:
     def _baseline(self, name: str, plans: Sequence[Plan], available_bytes: float) -> Plan | None:
         """Return a baseline; None where it can't be faster, is the same as another plan, or does not fit beside the others
         or in the budget.
-
-        Args:
-            plans: the plan that was found, and baselines that are tried as well.
         """
         plan = plans[0]
         frontier, point = self._frontier_of(plan, name)

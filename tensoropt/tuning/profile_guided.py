@@ -158,9 +158,6 @@ class MeasuredSearch:
     def _next_operators(self, plan: Plan, is_first: bool) -> _Queue:
         """Return the operators to measure next, largest first: those of the plan, then those of what no plan should be
         slower than, data parallelism and, beside stages, the fastest plan without; or else those of the frontier.
-
-        Args:
-            is_first: whether to add the second behind the first at once.
         """
         parts = parts_of(plan)
         least_us = self._least_worth_us(parts)

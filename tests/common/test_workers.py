@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from helpers.worker_functions import asleep, circumstances, ended, ended_once, late, squared
+from helpers.worker_functions import asleep, circumstances, ended, ended_once, squared
 
 from tensoropt.common import workers
 from tensoropt.common.errors import InputError
@@ -31,7 +31,7 @@ def test_results_and_errors_come_back() -> None:
 
 def test_this_process_makes_calls_that_no_worker_has_begun() -> None:
     with closing(workers.Calls(1, "helpers.worker_functions", lambda *values: None)) as calls:
-        calls.add("of a worker", late, (0.5,))
+        calls.add("of a worker", asleep, (0.5,))
         while calls._waiting:
             time.sleep(0.05)
         for number in (3, -1):
@@ -66,7 +66,7 @@ def test_ctrl_c_ends_workers_within_a_second(monkeypatch: pytest.MonkeyPatch) ->
     threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        list(results(asleep, [(), ()], 2, lambda *values: None))
+        list(results(asleep, [(60,), (60,)], 2, lambda *values: None))
     assert time.monotonic() - began < 2.0
     assert len(started) == 2 and all(each.poll() is not None for each in started)
 

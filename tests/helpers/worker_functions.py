@@ -38,10 +38,6 @@ def ended_once(file: str, number: int, report: Callable[..., None]) -> tuple[int
     os._exit(1)
 
 
-def late(seconds: float, report: Callable[..., None]) -> int:
+def asleep(seconds: float, report: Callable[..., None]) -> int:
     time.sleep(seconds)
     return os.getpid()
-
-
-def asleep(report: Callable[..., None]) -> None:
-    time.sleep(60)

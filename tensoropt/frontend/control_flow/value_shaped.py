@@ -184,9 +184,6 @@ def import_group(group: Group, outside: OuterImporter) -> Operator:
 
 def _most_inside(ops: Iterable[tf.Operation], bound: int) -> tuple[int, int]:
     """Return the most bytes that operators make, and the most flops that they do: of a conditional, in any of its branches.
-
-    Args:
-        bound: how many elements there are along a dimension whose extent isn't known.
     """
     n_bytes = flops = 0
     for op in ops:

@@ -119,11 +119,7 @@ class CommunicatingBackend(_Unwatched):
         return self._announced(what, run)
 
     def _announced(self, what: str, run: Runner) -> Runner:
-        """Return ``run``, wrapped so that ``waiting`` records that this rank is in collectives while it runs.
-
-        Args:
-            what: the collectives, for messages.
-        """
+        """Return ``run``, wrapped so that ``waiting`` records that this rank is in collectives while it runs."""
         waiting = self.waiting
 
         def announced(*shards: np.ndarray) -> list[np.ndarray]:

@@ -84,12 +84,7 @@ class Naming:
 
 
 def _extended(assigned: Ints, possible: Sequence[int], conflicts: Sequence[int]) -> Ints:
-    """Return the assignments extended by one more name, in each run that no conflicting name has.
-
-    Args:
-        possible: the indices of the runs that the name may have; 0 is none.
-        conflicts: the columns of the names that share an operator with it.
-    """
+    """Return the assignments extended by one more name, in each run that no conflicting name has."""
     extended = []
     for index in possible:
         free = np.ones(len(assigned), bool) if not index else (assigned[:, conflicts] != index).all(axis=1)

@@ -101,11 +101,7 @@ def _predicted_bytes(candidate: Candidate, compared: Sequence[SearchedStages]) -
 
 
 def _nearest(found: Sequence[SearchedStages], sizes: Sequence[int]) -> SearchedStages:
-    """Return the searched cut from which others that are cut for the least time are predicted: the fastest one.
-
-    Args:
-        sizes: the numbers of devices of their stages, which it has too if one has.
-    """
+    """Return the searched cut from which others that are cut for the least time are predicted: the fastest one."""
     of_sizes = [each for each in found if [block.size for block in each.blocks] == list(sizes)]
     return min(of_sizes or found, key=lambda each: each.least_us)
 

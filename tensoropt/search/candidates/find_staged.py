@@ -52,9 +52,6 @@ def search_with_stages(request: Request, parallelism: int) -> CandidateSearch:
 def _allowed(request: Request, fewest: int) -> tuple[int, ...]:
     """Return the numbers of stages that a request asks for, of those that go with its placement.
 
-    Args:
-        fewest: in how many a placement is at least.
-
     Raises:
         InputError: it has what can't be combined with stages.
     """

@@ -201,11 +201,7 @@ def may_take_stages(request: Request, parallelism: int) -> bool:
 
 
 def _more_micro_batches(model: Model, first: int, n_devices: int) -> list[int]:
-    """Return 2, 4, 8, ... times ``first`` micro-batches, of those in which the model can be trained.
-
-    Args:
-        n_devices: the least number of samples that each has.
-    """
+    """Return 2, 4, 8, ... times ``first`` micro-batches, of those in which the model can be trained."""
     micro_batching = model.in_micro_batches(first).graph.micro_batching
     assert micro_batching is not None
     found, n = [], 2 * first

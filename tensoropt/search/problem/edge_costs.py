@@ -216,11 +216,7 @@ class ReshardingArrays:
         return tensor.shape, tensor.item_bytes, *self._kind(tensor, True)
 
     def _kind(self, tensor: Tensor, is_shared: bool) -> tuple[bool | int, ...]:
-        """Return what else the costs depend on: equal for two tensors of one shape means equal costs.
-
-        Args:
-            is_shared: whether the source is the tensor's shared copy.
-        """
+        """Return what else the costs depend on: equal for two tensors of one shape means equal costs."""
         in_micro_batches = self.graph.n_runs(tensor.name), self.graph.accumulates(tensor.name)
         return self.is_overlappable(tensor), self._stays(tensor), self._is_variable(tensor, is_shared), *in_micro_batches
 
@@ -328,11 +324,7 @@ class ReshardingArrays:
 
 
 def _residual_choice(saved: EdgeCosts, regathered: EdgeCosts, source: End, target: End) -> ResidualChoice | None:
-    """Return the choice between saving and regathering a copy, as a node; None where regathering can't pay.
-
-    Args:
-        saved, regathered: the costs of the copy in either case, between the distinct pairs of both ends.
-    """
+    """Return the choice between saving and regathering a copy, as a node; None where regathering can't pay."""
     by_choice = saved, regathered
     for_a_while = (_sum([each.transient for each in by_choice]), _sum([each.held for each in by_choice]))
     first, class_of, of_class, choice = choice_states(

@@ -285,11 +285,7 @@ class EdgeBuilder:
         self.shared.append(SharedCopy(tensor, node, copy.shardings, copy.is_unread))
 
     def _add(self, made: ProducedTensor, consumer: ConsumerEnd, charge: ResidualCharge, copy: Copy | None = None) -> None:
-        """Charge a tensor's resharding between the states of two nodes, or within one node.
-
-        Args:
-            copy: the copy that may be regathered, if that can pay; None where it may not.
-        """
+        """Charge a tensor's resharding between the states of two nodes, or within one node."""
         tensor, ends = made.tensor, (made.end, consumer.end)
         if made.node == consumer.node:
             self._charge(made.node, self.arrays.along(tensor, *ends, direct(charge)))
@@ -320,12 +316,7 @@ class EdgeBuilder:
             self._first_edges[id(costs)] = costs, self.edges[-1]
 
     def _charge_produced_shard(self, made: ProducedTensor, is_paid: np.ndarray, is_regathered: np.ndarray) -> None:
-        """Charge a producer's node for the shard that it produced.
-
-        Args:
-            is_paid: the states in which the shard is saved, bool[K].
-            is_regathered: the states in which the shard is transient, bool[K].
-        """
+        """Charge a producer's node for the shard that it produced."""
         tensor, produced = made.tensor, made.produced
         key = tensor.shape, tensor.item_bytes, id(produced), is_paid.tobytes(), is_regathered.tobytes()
         if key not in self._of_produced:

@@ -133,9 +133,6 @@ def _worth_it(
     """Return the nodes whose rematerialization can pay: those that save much, and the producers of their operands.
 
     The operands would have to be saved instead if their producers couldn't be rematerialized too.
-
-    Args:
-        sizes: the saved bytes of each segment.
     """
     node_of = {op.name: number for number, node in enumerate(nodes) for op in node.operators}
     made_by = {
@@ -228,9 +225,6 @@ def _chosen(cuts: Sequence[_Cut], saved_bytes: Sequence[int], gathered: Sequence
     """Return the cuts of the finest division whose cost (see :func:`_cost`) is about the least.
 
     No cuts where every division holds as many bytes of results at once as no division does.
-
-    Args:
-        saved, gathered: the bytes of each operator's saved results, and of the parameters that it gathers.
     """
     sums = np.cumsum([saved_bytes, gathered], axis=1)
     ends = np.concatenate([sums[:, [cut.after for cut in cuts]], sums[:, -1:]], axis=1)

@@ -365,12 +365,7 @@ def _time_up_to(graph: Graph, names: Sequence[str], used_first: Sequence[list[st
 
 
 def _time_beside(names: Sequence[str], needed: Mapping[str, int], time_us: np.ndarray) -> np.ndarray:
-    """Return the time of the operators after each place that need no operator of the batch before it, float64[N + 1].
-
-    Args:
-        needed: the place of the first that each operator of a branch needs, see :func:`.earliest_needed`.
-        time_us: the time of all operators up to each place.
-    """
+    """Return the time of the operators after each place that need no operator of the batch before it, float64[N + 1]."""
     own_us = np.zeros(len(names) + 1)
     for place, name in enumerate(names):
         if name in needed:

@@ -67,12 +67,7 @@ def stage_timeline(
 def _add_pass(
     rows: _Rows, run: Pass, span: tuple[float, float], times: Sequence[PassTimes], on_the_way: Transfers, defers: bool
 ) -> None:
-    """Add a pass, and the message for the pass of another stage that needs it.
-
-    Args:
-        span: when the stage is free for it, and when it ends.
-        defers: whether the stage computes the gradients of its parameters in passes of their own.
-    """
+    """Add a pass, and the message for the pass of another stage that needs it."""
     stage, each, (begin, end) = run.stage, times[run.stage], span
     name = f"micro-batch {run.micro_batch + 1}{f', stage {stage}' * rows.names_stages}"
     backward = each.backward - each.parameters if defers else each.backward

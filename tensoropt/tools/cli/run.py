@@ -303,9 +303,6 @@ def _survival(arguments: argparse.Namespace) -> Survival | None:
 def _reporting(run: Callable[[Mapping[str, str]], int], environment: Mapping[str, str], file: Path | None) -> int:
     """Run a command and return its exit code; with a file, rank 0 writes the report of its plan, else the code is 1.
 
-    Args:
-        run: runs it in an environment, and returns its exit code.
-
     Raises:
         InputError: the file can't be written, or Plotly isn't installed.
     """
