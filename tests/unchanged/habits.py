@@ -151,8 +151,8 @@ def folds(folder: Path) -> Iterator[Any]:
     """Train a new model for each fold."""
     for fold in range(2):
         keras.backend.clear_session()
-        model = keras.Sequential([layers.Dense(128, "relu"), layers.Dense(CLASSES)])
-        model.compile(keras.optimizers.Adam(1e-2), LOSS, metrics=["accuracy"])
+        model = keras.Model(x := keras.Input((16,)), layers.Dense(CLASSES, name="class")(layers.Dense(128, "relu")(x)))
+        model.compile(keras.optimizers.Adam(1e-2), {"class": LOSS}, metrics={"class": ["accuracy"]})
         is_trained = np.arange(60) % 2 != fold
         yield model.fit(X[is_trained], Y[is_trained], batch_size=10, epochs=2, verbose=0).history
         yield model.evaluate(X[~is_trained], Y[~is_trained], verbose=0)

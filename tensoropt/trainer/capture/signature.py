@@ -332,7 +332,8 @@ def _labels(loss: Any, results: Structure, names: list[str] | None) -> Structure
         return None
     if isinstance(loss, Mapping):
         of = results if isinstance(results, Mapping) else dict(zip(names or loss, tf.nest.flatten(results), strict=True))
-        return {key: _labels(each, of[key], None) for key, each in loss.items()}
+        labels = {key: _labels(each, of[key], None) for key, each in loss.items()}
+        return labels if keras.tree.is_nested(results) else next(iter(labels.values()))
     if isinstance(loss, (list, tuple)):
         return [_labels(each, result, None) for each, result in zip(loss, tf.nest.flatten(results), strict=True)]
     if not isinstance(results, keras.KerasTensor):
