@@ -221,10 +221,7 @@ def check_what_nccl_is_given(backend: GraphBackend) -> None:
 
 
 def check_pauses(backend: GraphBackend, n_steps: int) -> None:
-    """Steps of sums over rows, columns and all ranks, each rank pausing as it likes before each of them.
-
-    A chain has messages from one half of the ranks to the other and back, too, as between two stages.
-    """
+    """Sums over rows, columns and all ranks, and in a chain messages between two halves; ranks pause before each of them."""
     mesh, drawn, collectives = backend.mesh, random.Random(RANK), backend.collectives
 
     def pause(value: np.ndarray) -> np.ndarray:

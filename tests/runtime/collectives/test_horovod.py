@@ -107,14 +107,11 @@ def test_a_horovod_that_fits_nothing_here_is_refused(
     with pytest.raises(InputError, match=re.escape(said)) as caught:
         horovod.load_horovod()
     assert "make horovod" in str(caught.value)
-    for name in [name for name in sys.modules if name.split(".")[0] == "horovod"]:
-        monkeypatch.delitem(sys.modules, name)
-
-
-def test_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(horovod, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"needs Horovod: got none in this environment\. Make it with make horovod"):
         horovod.load_horovod()
+    for name in [name for name in sys.modules if name.split(".")[0] == "horovod"]:
+        monkeypatch.delitem(sys.modules, name)
 
 
 def test_two_mpi_libraries_are_seen(tmp_path: Path) -> None:
