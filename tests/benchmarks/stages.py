@@ -147,11 +147,7 @@ def clocked(step: Callable[[], object], cpu_s: list[float]) -> Callable[[], None
 
 
 def stages_table(plan: Plan, cpu_s: list[float]) -> str:
-    """Return a table of stages: predicted busy time beside the CPU time of a step.
-
-    Args:
-        cpu_s: by rank, the median over steps.
-    """
+    """Return a table of stages: predicted busy time beside the CPU time of a step."""
     rows = []
     for number, stage in enumerate(plan.stages):
         busy_ms, cpu_ms = (1 - stage.idle_share) * plan.time_us / 1e3, cpu_s[stage.devices[0]] * 1e3

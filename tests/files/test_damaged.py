@@ -77,11 +77,7 @@ def planned():
 def refused_or_read(
     file: Path, whole: bytes, load: Callable[[], Any], is_json: bool, said_by: type[Exception], times: int
 ) -> int:
-    """Load a file so often, each time damaged in another way; how often it was refused.
-
-    Args:
-        load: loads the file, holds what it gives against what it says, and uses it.
-    """
+    """Load a file so often, each time damaged in another way; how often it was refused."""
     draw, refused = random.Random(file.name), 0
     for i in range(times):
         data = damaged(whole, draw, is_json)

@@ -189,9 +189,6 @@ def assert_variables(
 ) -> None:
     """All variables, moving averages included, are those of one device; replicas are equal to the bit.
 
-    Args:
-        shards: by variable, each rank's piece.
-
     Raises:
         AssertionError: a variable is not.
         ValueError: replicas differ, or a piece has the wrong shape.

@@ -171,11 +171,7 @@ class Distance:
 
 
 def differences(case: Case, found: Iterator[Step], tolerance: float, but: Container[str] = ()) -> list[str]:
-    """The differences from one device of more than ``tolerance`` times its largest magnitude, worst first, as text.
-
-    Args:
-        but: variables that aren't compared.
-    """
+    """The differences from one device of more than ``tolerance`` times its largest magnitude, worst first, as text."""
     off = [each for each in distances(case.expected, found, but) if each.ratio > tolerance]
     return [str(each) for each in sorted(off, key=lambda each: -each.ratio)]
 

@@ -184,11 +184,7 @@ def case_of(
     change: Callable[[int, dict[str, np.ndarray]], None] = lambda step, batch: None,
     n_steps: int = N_STEPS,
 ) -> Case:
-    """Record a model with an optimizer, and train it on one device.
-
-    Args:
-        change: changes a step's batch.
-    """
+    """Record a model with an optimizer, and train it on one device."""
     model, recorded = plain(name), _recorded(name)
     batches = []
     for step in range(n_steps):

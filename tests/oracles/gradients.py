@@ -38,11 +38,7 @@ class _Trace:
     reached: set[tuple[str, int]] = field(default_factory=set)
 
     def derive(self, needed: Container[str], results: Sequence[Tensor], variables: Sequence[Tensor]) -> Backward | None:
-        """Return what the gradients of ``results`` with respect to ``variables`` do, or None where there are none.
-
-        Args:
-            needed: the names of the operators that are emitted.
-        """
+        """Return what the gradients of ``results`` with respect to ``variables`` do, or None where there are none."""
         with tf.Graph().as_default() as traced:
             for op in self.graph.operators.values():
                 if op.name in needed:
