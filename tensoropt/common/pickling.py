@@ -7,7 +7,7 @@ from typing import Any
 
 
 class ByArguments:
-    """A dataclass that another process makes from its arguments: what it keeps may be known by identities of objects here."""
+    """A dataclass that another process makes from its arguments: what it keeps may be known by identities here."""
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         of_arguments = (each.name for each in fields(self) if each.init and not each.name.startswith("_"))  # type: ignore[arg-type]
