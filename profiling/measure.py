@@ -96,7 +96,7 @@ def measure(
     occasion = f"measured {datetime.date.today().isoformat()} on {ranks.count} ranks at once, the slowest counts"
     device, provenance = _measure_device(computing, process, ranks, budget_s / 2, occasion)
     call_us = 0.0
-    if process.emitted is None:
+    if process.emitted is None and process.communicator is not None:
         call_us = sum(share * _overhead_us(computing.callbacks(compute), ranks) for compute, share in SHARES.items())
     measuring = CollectiveTables(computing, mesh, process, call_us)
     provenance["levels"] = _how_levels_were_found(mesh)
