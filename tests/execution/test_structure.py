@@ -30,7 +30,8 @@ from tensoropt.sharding.resharding import PathFinder
 class Operators:
     """Collectives as operators of graphs that are not run."""
 
-    joins = True
+    joins = in_rank_order = True
+    reduce_scatter = None
 
     def all_gather(self, axes: Axes, flat: tf.Tensor, counts: Sequence[int], name: str) -> tf.Tensor:
         return tf.raw_ops.PlaceholderWithDefault(input=flat, shape=[None], name=name)

@@ -112,7 +112,7 @@ def test_an_operator_that_is_followed_otherwise_is_noticed(
 
 
 def test_each_kind_of_operator_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connected, "_GIVEN", {})
+    monkeypatch.setattr(connected, "_INDICES", {})
     with tf.Graph().as_default() as recorded:
         x, *_ = variables()
         hidden = x
@@ -122,7 +122,7 @@ def test_each_kind_of_operator_is_asked_once(monkeypatch: pytest.MonkeyPatch) ->
     n_before = len(recorded.get_operations())
     connections = GradientWalk(recorded, {})
     assert connections.differentiated(loss, [x.handle.op.name]).tensors >= {hidden.name, x.handle.name}
-    assert len(connected._GIVEN) == 4  # sum, tanh, product, read
+    assert len(connected._INDICES) == 4  # sum, tanh, product, read
     assert len(recorded.get_operations()) == n_before
     monkeypatch.setattr(GradientWalk, "_ask", lambda self, op: pytest.fail(f"{op.type} is asked for twice"))
     again = GradientWalk(recorded, {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from tensoropt.lowering.order import _needed, in_order
+from tensoropt.lowering.order import _ancestors, in_order
 
 
 def built(n_layers: int) -> tuple[list[tf.Operation], int, list[tf.Tensor]]:
@@ -28,7 +28,7 @@ def test_what_is_urgent_comes_first_and_all_comes_after_what_it_reads(n_layers: 
     backward = {op.name for op in operators[n_forward:]}
     plain = in_order(operators, n_forward, backward)
     assert plain == operators[n_forward:]
-    urgent = _needed([of_batch.op], backward)
+    urgent = _ancestors([of_batch.op], backward)
     assert not urgent.intersection(gradient.op.name for gradient in of_weights)
     found = in_order(operators, n_forward, backward, urgent)
     assert found == [op for op in plain if op.name in urgent] + [op for op in plain if op.name not in urgent]
@@ -41,7 +41,7 @@ def test_others_follow_what_they_read_as_soon_as_it_is_there() -> None:
     backward = {op.name for op in operators[n_forward:]}
     with of_batch.graph.as_default():
         sent, summed = tf.identity(of_batch), [tf.add(each, each) for each in of_weights]
-    found = in_order(of_batch.graph.get_operations(), n_forward, backward, _needed([of_batch.op], backward))
+    found = in_order(of_batch.graph.get_operations(), n_forward, backward, _ancestors([of_batch.op], backward))
     place = {op.name: number for number, op in enumerate(found)}
     assert place[sent.op.name] == place[of_batch.op.name] + 1
     assert all(place[each.op.name] == place[of.op.name] + 1 for each, of in zip(summed, of_weights, strict=True))

@@ -51,7 +51,7 @@ def test_ranks_give_one_device_numbers(run: int) -> None:
     assert f"of {IN_A_RUN} draws trained on {n_ranks} ranks" in result.stdout
 
 
-@pytest.mark.parametrize("seeds", first(0, [(0, 1, 2, 3, 10), (11, 12, 13, 14, 15)]))
+@pytest.mark.parametrize("seeds", first(0, [((0, 1, 2, 3, 10),), ((11, 12, 13, 14, 15),)]))
 def test_stages_by_tensorflow_s_collectives_give_one_device_numbers(seeds: tuple[int, ...]) -> None:
     """Two or three stages, of which some are of several ranks: their collectives and messages are one chain."""
     result = run_ranks(4, "-m", "mpi4py", WORKER, *seeds, timeout=280, env={"TENSOROPT_COLLECTIVES": "tensorflow"})

@@ -46,7 +46,9 @@ class CandidateSearch(SearchState):
     def search_all(self) -> CandidateSearch:
         """Search what is asked for; if that is no number of stages, also stages that nobody asked for."""
         with closing(self.alike):
-            if self.counts is not None or (may_take_stages(self.request, self.parallelism) and self._machines()):
+            levels = self.request.hardware.levels
+            may_pay = len(levels) > 1 and levels[0].count > 1 and may_take_stages(self.request, self.parallelism)
+            if self.counts is not None or may_pay:
                 self.alike.start_workers(self.request)
             if self.counts is None:
                 self.search_whole()
