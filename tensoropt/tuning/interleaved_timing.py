@@ -66,6 +66,6 @@ def interleaved_seconds(
                 seconds[turn * COUNTED + step, number] = processes.gather_max(time.perf_counter() - start)
         if progress is not None:
             progress(turn + 1, n_turns)
-    del engines, engine
+    del engines, engine, execution
     gc.collect()
     return seconds
