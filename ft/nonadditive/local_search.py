@@ -183,11 +183,7 @@ class Descent:
         return result
 
     def _changes(self, node: int, states: States) -> Changes | None:
-        """Return the possible changes of a node in a context, or None if there are none.
-
-        Args:
-            states: the states of the nodes of the node's context, in the context's order.
-        """
+        """Return the possible changes of a node in a context, or None if there are none."""
         key = node, states.tobytes()
         if key not in self._known:
             state_of = dict(zip(self._context[node].tolist(), states.tolist(), strict=True))

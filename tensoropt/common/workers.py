@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import IO, Any
 
@@ -64,7 +64,7 @@ def can_be_sent(value: object) -> bool:
 
 @contextlib.contextmanager
 def started_early(n: int, preload: str) -> Iterator[None]:
-    """Start workers for :func:`results` in this context, which import a module meanwhile; end those that are left."""
+    """Start workers for :class:`Calls` in this context, which import a module meanwhile; end those that are left."""
     try:
         for _ in range(n):
             with contextlib.suppress(OSError):
@@ -110,6 +110,10 @@ class Calls:
         self._waiting[key] = function, arguments
         self._given.put((key, payload))
 
+    def drop(self, key: Any) -> bool:
+        """Return whether nobody has begun a call, which then isn't made."""
+        return self._waiting.pop(key, None) is not None
+
     def result(self, key: Any) -> Any:
         """Return a call's result. This process makes it if no worker has begun; while one is at it, it makes others.
 
@@ -117,7 +121,7 @@ class Calls:
             Exception: what the function has raised.
         """
         while key not in self._ended:
-            if not (self._make(key) or self._make(next(iter(self._waiting), None))):
+            if not self._events.empty() or not (self._make(key) or self._make(next(iter(self._waiting), None))):
                 self._listen()
         value, error = self._ended.pop(key)
         if error is not None:
@@ -185,25 +189,6 @@ class Calls:
         for pipe in (process.stdin, process.stdout):
             with contextlib.suppress(OSError):
                 pipe.close()
-
-
-def results(
-    function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], n: int, report: Callable[..., None]
-) -> Iterator[tuple[int, Any]]:
-    """Yield the number of each of some arguments with the function's result, as workers return them.
-
-    Args:
-        function, report: as for :class:`Calls`.
-        n: the number of workers.
-
-    Raises:
-        Exception: what the function has raised, or an error of pickling arguments.
-    """
-    with contextlib.closing(Calls(n, function.__module__, report)) as calls:
-        for number, each in enumerate(arguments):
-            calls.add(number, function, each)
-        for _ in arguments:
-            yield calls.next_result()
 
 
 def _start(preload: str) -> subprocess.Popen[bytes]:

@@ -141,13 +141,7 @@ def _count_infinite(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def _clipped(optimizer: KerasBase, gradients: Sequence[Gradient], squares: Sequence[tf.Tensor]) -> list[Gradient]:
-    """Return gradients clipped by norms over all shards, in the arithmetic of Keras and TensorFlow.
-
-    Args:
-        optimizer: has the limit: ``clipnorm`` for each gradient, or else ``global_clipnorm`` for all together.
-        squares: for each gradient the sum of squares over all of its shards; for ``global_clipnorm`` one sum over all
-            gradients.
-    """
+    """Return gradients clipped by norms over all shards, in the arithmetic of Keras and TensorFlow."""
     if optimizer.clipnorm:
         limit = optimizer.clipnorm
         return [

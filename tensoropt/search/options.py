@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ..common.dump import dump
 from ..common.errors import InputError
 from ..common.words import counted
-from ..common.workers import can_be_sent, n_workers, results
+from ..common.workers import Calls, can_be_sent, n_workers
 from ..plan.frontier import Frontier
 from ..plan.plan import Plan
 from ..plan.scaling_curve import Curve, CurvePoint
@@ -165,17 +166,18 @@ def _curve_points(asked: Sequence[tuple[Request, int]]) -> Iterator[tuple[int, C
         return
     said, tell = request.progress, request.tell
     *most_first, least = sorted(range(len(asked)), key=lambda number: -asked[number][1])  # most devices take longest
-    order = [least, *most_first]
-    tasks = [(own[number], asked[number][1]) for number in order]
 
-    def report(task: int, text: str, *of_parts: int) -> None:
+    def report(number: int, text: str, *of_parts: int) -> None:
         if not of_parts and tell is not None:
             tell(text)
         elif of_parts and said is not None:
-            said(f"on {counted(tasks[task][1], 'device')}, {text}", *of_parts)
+            said(f"on {counted(asked[number][1], 'device')}, {text}", *of_parts)
 
-    for task, point in results(_point_in_worker, tasks, n, report):
-        yield order[task], point
+    with contextlib.closing(Calls(n, __name__, report)) as calls:
+        for number in (least, *most_first):
+            calls.add(number, _point_in_worker, (own[number], asked[number][1]))
+        for _ in asked:
+            yield calls.next_result()
 
 
 def _point_in_worker(request: Request, parallelism: int, report: Callable[..., None]) -> CurvePoint | InputError:

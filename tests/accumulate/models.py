@@ -101,11 +101,7 @@ def sliced(name: str, optimizer: str, n: int) -> zoo.Recorded:
 def random_view(
     name: str, optimizer: str, n: int, mesh: Mesh, seed: int, **shares: float
 ) -> tuple[StrategyView, StrategyView]:
-    """A random strategy that micro-batches and the full batch can have, on the full graph and on that of one micro-batch.
-
-    Args:
-        shares: of copies that are regathered, and operators that are rematerialized; see ``random_strategy``.
-    """
+    """A random strategy that micro-batches and the full batch can have, on the full graph and on that of one micro-batch."""
     graph, rng = recorded(name, optimizer).graph, random.Random(seed)
     while True:
         of_micro_batch = random_strategy(sliced(name, optimizer, n), mesh, rng.randrange(10**6), **shares)

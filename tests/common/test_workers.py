@@ -6,15 +6,25 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.worker_functions import asleep, circumstances, ended, ended_once, squared
 
 from tensoropt.common import workers
 from tensoropt.common.errors import InputError
-from tensoropt.common.workers import can_be_sent, n_workers, results, started_early
+from tensoropt.common.workers import Calls, can_be_sent, n_workers, started_early
+
+
+def results(function: Callable[..., Any], arguments: list[Any], n: int, report: Callable[..., None]) -> Iterator[Any]:
+    with closing(Calls(n, function.__module__, report)) as calls:
+        for number, each in enumerate(arguments):
+            calls.add(number, function, each)
+        for _ in arguments:
+            yield calls.next_result()
 
 
 def test_results_and_errors_come_back() -> None:
@@ -30,7 +40,7 @@ def test_results_and_errors_come_back() -> None:
 
 
 def test_this_process_makes_calls_that_no_worker_has_begun() -> None:
-    with closing(workers.Calls(1, "helpers.worker_functions", lambda *values: None)) as calls:
+    with closing(Calls(1, "helpers.worker_functions", lambda *values: None)) as calls:
         calls.add("of a worker", asleep, (0.5,))
         while calls._waiting:
             time.sleep(0.05)

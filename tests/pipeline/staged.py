@@ -77,11 +77,7 @@ def check_losses(plan: Plan, model: zoo.Recorded) -> None:
 def random_stage_view(
     stage: StageModel, n: int, mesh: Mesh, seed: int, devices: tuple[int, ...], *shares: float
 ) -> StageView:
-    """Return a random strategy of a stage that its full batch and its micro-batches can have.
-
-    Args:
-        shares: of copies that are regathered, and operators that are rematerialized; see ``random_strategy``.
-    """
+    """Return a random strategy of a stage that its full batch and its micro-batches can have."""
     rng, sliced = random.Random(seed), stage.in_micro_batches(n)
     model = zoo.Recorded(sliced, "", (), {}, (), None)  # type: ignore[arg-type]
     while True:

@@ -356,12 +356,7 @@ KEEPING: dict[int, tuple[Draw, ...]] = {
 
 
 def drawn_entry(rng: random.Random, shape: Shape, but: Sequence[Draw] = (), keeps_shape: bool = False) -> Entry:
-    """An entry that a shape allows.
-
-    Args:
-        but: is left out of the menu.
-        keeps_shape: whether all extents but the last must stay.
-    """
+    """An entry that a shape allows."""
     menu = KEEPING[len(shape)] if keeps_shape else MENUS[len(shape)]
     menu = tuple(draw for draw in menu if draw not in but)
     while True:

@@ -50,7 +50,7 @@ class AlikeStages:
 
     calls: Calls | None = None
     _found: dict[tuple[object, ...], ModelFrontier] = field(default_factory=dict)
-    _ahead: dict[tuple[object, ...], object] = field(default_factory=dict)  # by form, who asked
+    _ahead: dict[tuple[object, ...], set[object]] = field(default_factory=dict)  # the candidates that calls are for
     _progress: Progress | None = None
 
     def start_workers(self, request: Request) -> None:
@@ -64,19 +64,27 @@ class AlikeStages:
         if self.calls is not None:
             self.calls.close()
 
-    def search_ahead(self, asker: object, request: Request, parallelism: int, is_enough: IsEnough) -> None:
-        """Have a worker search a stage, if none has searched or will search one like it; see :meth:`searched`."""
-        if self.calls is not None and request.algorithm in ALGORITHMS:
-            form = _form(request, parallelism)
-            if form not in self._found and self._ahead.setdefault(form, asker) == asker:
+    def search_ahead(self, candidate: object, request: Request, parallelism: int, is_enough: IsEnough) -> None:
+        """Have a worker search a stage of a candidate, if none has searched or will search one like it."""
+        if self.calls is not None and request.algorithm in ALGORITHMS and _form(request, parallelism) not in self._found:
+            key = _ahead_key(request, parallelism, candidate)
+            if key not in self._ahead:
                 arguments = _silent(request), parallelism, None if request.wants_frontier else is_enough
-                self.calls.add(asker, _search_apart, arguments)
+                self.calls.add(key, _search_apart, arguments)
+            self._ahead.setdefault(key, set()).add(candidate)
 
-    def searched(self, request: Request, parallelism: int, is_enough: IsEnough, asker: object = None) -> ModelFrontier:
+    def drop(self, candidate: object) -> None:
+        """Leave out the searches for a candidate alone that no worker has begun."""
+        for key, candidates in list(self._ahead.items()):
+            candidates.discard(candidate)
+            if not candidates and self.calls is not None and self.calls.drop(key):
+                del self._ahead[key]
+
+    def searched(self, request: Request, parallelism: int, is_enough: IsEnough, candidate: object = None) -> ModelFrontier:
         """Return what :func:`..request.searched` does, without a search where a stage like it was searched before.
 
         Args:
-            asker: what the stage was searched ahead for, if it was.
+            candidate: what has the stage, which may have been searched ahead.
         """
         asked_of = None if request.wants_frontier else is_enough
         if request.algorithm not in ALGORITHMS:
@@ -86,15 +94,16 @@ class AlikeStages:
             moved = _transferred(self._found[form], request, parallelism)
             if moved.note != NO_REMAT or is_enough(moved):
                 return moved
-        if self.calls is not None and asker is not None and self._ahead.get(form) == asker:
+        key = _ahead_key(request, parallelism, candidate)
+        if self.calls is not None and self._ahead.pop(key, None) is not None:
             self._progress = request.progress
-            found = _transferred(self.calls.result(asker), request, parallelism)
+            found = _transferred(self.calls.result(key), request, parallelism)
         else:
             found = searched(request, parallelism, asked_of)
         self._found[form] = found
         return found
 
-    def _report(self, asker: object, *values: Any) -> None:
+    def _report(self, key: object, *values: Any) -> None:
         if self._progress is not None:
             self._progress(*values)
 
@@ -105,6 +114,11 @@ def _silent(request: Request) -> Request:
 
 def _search_apart(request: Request, parallelism: int, is_enough: IsEnough | None, report: Progress) -> ModelFrontier:
     return searched(replace(request, progress=report), parallelism, is_enough)
+
+
+def _ahead_key(request: Request, parallelism: int, candidate: object) -> tuple[object, ...]:
+    """Return what a search must be equal in to be used: how far it goes may depend on the candidate."""
+    return *_form(request, parallelism), request.budget, None if request.wants_frontier else (candidate, id(request.model))
 
 
 def _form(request: Request, parallelism: int) -> tuple[object, ...]:

@@ -171,6 +171,9 @@ def by_bound(candidates: Sequence[Candidate], aim: Best | Fit) -> None:
     while waiting and not aim.search.is_interrupted:
         candidate = min(waiting, key=aim.key)
         if not aim.is_beaten(candidate):
+            for other in waiting:
+                if other.cut is not None and aim.is_beaten(other):
+                    aim.search.alike.drop(other)
             aim.search.n_left = len(waiting)
             aim.search.stand()
             try:
@@ -181,13 +184,15 @@ def by_bound(candidates: Sequence[Candidate], aim: Best | Fit) -> None:
 
 
 def opened(candidates: Sequence[Candidate], aim: Best) -> list[Candidate]:
-    """Open all candidates whose cut is open, by ascending bound."""
-    found = list(candidates)
-    while waiting := [each for each in found if each.cut is None]:
-        candidate = min(waiting, key=aim.key)
-        found.remove(candidate)
-        found += aim.opened(candidate)
-    return found
+    """Open all candidates whose cut is open, by ascending bound; workers search their stages in the order of all bounds."""
+    cuts = list(candidates)
+    while uncut := [candidate for candidate in cuts if candidate.cut is None]:
+        candidate = min(uncut, key=aim.key)
+        cuts.remove(candidate)
+        cuts += aim.opened(candidate)
+    for candidate in sorted(cuts, key=aim.key):
+        search_ahead(aim.search.request, candidate, aim.search.alike)
+    return cuts
 
 
 @dataclass(eq=False)
@@ -284,8 +289,6 @@ class Best:
         beside = 0.0 if of_cuts[0].cut is None else of_cuts[0].cut.beside
         if is_open and candidate.micro_batches == slices[0] > 1 and beside >= WORTH_AT_ONCE:
             of_cuts.append(replace(candidate, micro_batches=1, least_us=-math.inf))
-        for each in sorted((each for each in of_cuts if each.cut is not None), key=lambda each: each.least_us):
-            search_ahead(search.request, each, search.alike)
         return of_cuts
 
 

@@ -56,7 +56,7 @@ class CandidateSearch(SearchState):
             elif 1 in self.counts:
                 self.search_whole(self.in_stages(self.counts))
             else:
-                by_bound(self.in_stages(self.counts), Best(self))
+                by_bound(opened(self.in_stages(self.counts), Best(self)), Best(self))
         return self
 
     # Without stages

@@ -35,7 +35,7 @@ def search_cut(
     stages, order = cut.stages, _orders(candidate, cut)[0]
     found = dict[int, ModelFrontier]()
     for stage, asked, is_enough in _stage_searches(request, candidate):
-        frontier = alike.searched(asked, cut.sizes[stage], is_enough, (candidate, stage))
+        frontier = alike.searched(asked, cut.sizes[stage], is_enough, candidate)
         if must_fit and limit is not None and StageCosts.of(frontier).bytes_of(stage, order).min() > limit:
             return None
         found[stage] = frontier
@@ -51,7 +51,7 @@ def search_ahead(request: Request, candidate: Candidate, alike: AlikeStages) -> 
     """Have workers search the stages of a candidate that is cut, for :func:`search_cut` to be called later."""
     assert candidate.cut is not None
     for stage, asked, is_enough in _stage_searches(request, candidate):
-        alike.search_ahead((candidate, stage), asked, candidate.cut.sizes[stage], is_enough)
+        alike.search_ahead(candidate, asked, candidate.cut.sizes[stage], is_enough)
 
 
 def _orders(candidate: Candidate, cut: Cut) -> list[StepOrder]:
