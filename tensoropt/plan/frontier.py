@@ -111,7 +111,7 @@ class Frontier(CostedPoints, Generic[AnyPoint]):
 
     @cached_property
     def gaps(self) -> np.ndarray | None:
-        """By what share each point may be beaten in memory and time in its stages and order; None of a single search."""
+        """By what share plans in the same stages and order may be better in memory and time; None of a single search."""
         gaps = [point.gap for point in self.points_of]
         return None if gaps[0] is None else np.array(gaps, np.float64)
 

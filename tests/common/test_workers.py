@@ -46,6 +46,8 @@ def test_this_process_makes_calls_that_no_worker_has_begun() -> None:
             time.sleep(0.05)
         for number in (3, -1):
             calls.add(number, squared, (number,))
+        calls.add("dropped", squared, (1,))
+        assert calls.drop("dropped") and not calls.drop("of a worker")
         worker, here = calls.result("of a worker"), os.getpid()
         assert worker != here and not calls._waiting  # this process made the others meanwhile
         assert calls.result(3) == 9

@@ -4,9 +4,9 @@ Two stages are alike if their models differ in names alone (:func:`form_of`), an
 state of a node means the same in both problems, and so do points and peaks. The problem of the second stage isn't built:
 it is that of the first one with the names of its own operators.
 
-Candidates are taken one after the other, as what is found decides which are searched at all. Meanwhile workers search stages
-of those that come next. What they find is used where this process would search just that, so the answer doesn't depend on
-their number.
+Candidates are taken one after the other, as what is found decides which are searched at all. Where stages are asked for,
+workers meanwhile search those of the candidates that come next. What they find is used where this process would search just
+that, so the answer doesn't depend on their number.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class AlikeStages:
 
     calls: Calls | None = None
     _found: dict[tuple[object, ...], ModelFrontier] = field(default_factory=dict)
-    _ahead: dict[tuple[object, ...], set[object]] = field(default_factory=dict)  # the candidates that calls are for
+    _ahead: dict[tuple[object, ...], set[object]] = field(default_factory=dict)  # the candidates of each call
     _progress: Progress | None = None
 
     def start_workers(self, request: Request) -> None:

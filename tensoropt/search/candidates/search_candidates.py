@@ -45,15 +45,13 @@ class CandidateSearch(SearchState):
 
     def search_all(self) -> CandidateSearch:
         """Search what is asked for; if that is no number of stages, also stages that nobody asked for."""
+        if self.counts is None:
+            self.search_whole()
+            self.search_unasked()
+            return self
         with closing(self.alike):
-            levels = self.request.hardware.levels
-            may_pay = len(levels) > 1 and levels[0].count > 1 and may_take_stages(self.request, self.parallelism)
-            if self.counts is not None or may_pay:
-                self.alike.start_workers(self.request)
-            if self.counts is None:
-                self.search_whole()
-                self.search_unasked()
-            elif 1 in self.counts:
+            self.alike.start_workers(self.request)
+            if 1 in self.counts:
                 self.search_whole(self.in_stages(self.counts))
             else:
                 by_bound(opened(self.in_stages(self.counts), Best(self)), Best(self))
