@@ -41,7 +41,7 @@ O(log sizes); answers are cached.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate
@@ -162,8 +162,8 @@ class CollectiveCosts:
         self._lines = lru_cache(maxsize=16)(self._lines_of)
         self._remembered = lru_cache(maxsize=_REMEMBERED)(self._time_ns)
 
-    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return CollectiveCosts, (self.hardware, self.mesh)
+    def __reduce__(self) -> tuple[Callable[..., CollectiveCosts], tuple[object, ...]]:
+        return collective_costs, (self.hardware, self.mesh)
 
     def time_ns(self, kind: str, mesh: Mesh, axes: tuple[int, ...], n_bytes: int) -> int:
         """Return the time of one collective over all groups that ``axes`` make at once; 0 for groups of one device.
@@ -241,6 +241,12 @@ class CollectiveCosts:
         axes = tuple(sorted(axes))
         time_ns = (self._curves.get((kind, axes)) or self._line(kind, axes)).time_ns(n_bytes)
         return round(time_ns) if kind == "local" else max(1, round(time_ns))
+
+
+@lru_cache(maxsize=8)
+def collective_costs(hardware: Hardware, mesh: Mesh) -> CollectiveCosts:
+    """Return the costs of collectives: one object for all stages on a mesh, which share the tables that are found by it."""
+    return CollectiveCosts(hardware, mesh)
 
 
 class OperatorCosts:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from ..profiling.hardware import Hardware
-from ..profiling.hardware_costs import CollectiveCosts, OperatorCosts
+from ..profiling.hardware_costs import OperatorCosts, collective_costs
 from ..profiling.work import NOTHING_KNOWN, MeasuredOperators
-from ..reschedule.bounded_cache import BoundedCache
 from ..reschedule.mesh import Mesh
 from ..sharding.model import Model
 from .operator_costs import OperatorCosting
 from .resharding_costs import ReshardingCosting
-
-_kept: BoundedCache[tuple[int, Mesh], CollectiveCosts] = BoundedCache(8)
-"""Those of the last hardware and meshes, by the id of a hardware, which they hold."""
 
 
 def costing_of(model: Model, hardware: Hardware, mesh: Mesh, known: MeasuredOperators = NOTHING_KNOWN) -> OperatorCosting:
@@ -30,11 +26,3 @@ def costing_of(model: Model, hardware: Hardware, mesh: Mesh, known: MeasuredOper
     speed = 1.0 if hardware.topology is None else hardware.topology.slowest(mesh.n_devices)
     costs = OperatorCosts(hardware, known.measured, known.is_cautious, speed)
     return OperatorCosting(model.graph, model.backward, costs, reshardings)
-
-
-def collective_costs(hardware: Hardware, mesh: Mesh) -> CollectiveCosts:
-    """Return the costs of collectives: one object for all stages on a mesh, which share the tables that are found by it."""
-    key = id(hardware), mesh
-    costs = _kept.get(key) or CollectiveCosts(hardware, mesh)
-    _kept.put(key, costs, 1)
-    return costs

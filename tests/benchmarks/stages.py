@@ -10,8 +10,10 @@ slowest rank; ratios are of medians, to the fastest plan without stages and to t
 these is marked: the plan of least predicted time but data parallelism, if it has no stages or is predicted to save
 WORTH_STAGES of the fastest without. With ``--profile-budget`` each plan is found and predicted by operators that were
 measured for it within these seconds, as by ``profile_budget=``. Then there is also what ``stages=(1, 2)`` chooses, after it
-has run its plan beside data parallelism. Below stands the mean error of predictions, and for each stage how long it is
-predicted to be busy, and the CPU time that its first rank took for a step, naps' looks included.
+has run its plan beside data parallelism; "at this speed" is a prediction times how much slower the bound runs beside the
+plans than it did before and after the plan's operators were measured. Below stands the mean error of predictions, at this
+speed, and for each stage how long it is predicted to be busy, and the CPU time that its first rank took for a step, naps'
+looks included.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -85,6 +87,23 @@ FASTEST, DATA_PARALLEL, MEASURED = "fastest", "data parallel", "stages=(1, 2)"
 
 
 Plans = dict[str, Plan]
+N_BOUNDS = 5
+"""So often the bound runs between two plans' measurements."""
+
+
+class Speed:
+    """How long the bound took, on the slowest rank, around the making of each plan."""
+
+    def __init__(self, bound: Callable[[], object], processes: Processes) -> None:
+        self.bound, self.processes, self.medians = bound, processes, [self._median()]
+
+    def _median(self) -> float:
+        return in_turn([self.bound], self.processes, N_BOUNDS)[0].median
+
+    def after(self, plan: Plan) -> Plan:
+        """Return a plan that was made just now."""
+        self.medians.append(self._median())
+        return plan
 
 
 def plans_by_rates(recorded: Recorded, context: Context, micro_batches: list[int], schedules: list[str]) -> Plans:
@@ -103,7 +122,7 @@ def plans_by_rates(recorded: Recorded, context: Context, micro_batches: list[int
 
 
 def plans_by_measured_operators(
-    recorded: Recorded, context: Context, micro_batches: list[int], schedules: list[str], budget: str
+    recorded: Recorded, context: Context, micro_batches: list[int], schedules: list[str], budget: str, speed: Speed
 ) -> Plans:
     """Return the plans that are compared, each found by operators that were measured for it; every rank must call it."""
 
@@ -113,15 +132,15 @@ def plans_by_measured_operators(
         ranks, on_first_rank = context.processes, context.on_first_rank
         return find_measured("mini_time", request, None, budget, ranks, on_first_rank, first_values)
 
-    fastest = found((1,))
+    fastest = speed.after(found((1,)))
     plans: Plans = {FASTEST: fastest}
     is_first = context.processes.rank == 0
     whole = fastest.frontier.without_stages if is_first else []
     baseline = next((frontier_of_whole(find_baseline(each, "data-parallel")).plan(0).to_json() for each in whole), None)
-    plans[DATA_PARALLEL] = Plan.from_json(context.processes.broadcast(baseline))
+    plans[DATA_PARALLEL] = speed.after(Plan.from_json(context.processes.broadcast(baseline)))
     for n, schedule in product(micro_batches, schedules):
-        plans[_title(n, schedule)] = found((_n_stages(schedule),), n, schedule)
-    plans[MEASURED] = found((1, 2), runs=True)
+        plans[_title(n, schedule)] = speed.after(found((_n_stages(schedule),), n, schedule))
+    plans[MEASURED] = speed.after(found((1, 2), runs=True))
     return plans
 
 
@@ -180,13 +199,16 @@ def compare(
     """Time the plans of a model, and print them on rank 0; every rank must call it."""
     function, sizes = SIZES[name]
     recorded, processes = record(lambda: function(**sizes), name, "momentum"), context.processes
+    bound_step = plain_step(function, sizes, recorded, processes)
+    speed = Speed(bound_step, processes)
     if budget is None:
         plans = plans_by_rates(recorded, context, micro_batches, schedules)
+        speed.medians *= 1 + len(plans)
     else:
-        plans = plans_by_measured_operators(recorded, context, micro_batches, schedules, budget)
+        plans = plans_by_measured_operators(recorded, context, micro_batches, schedules, budget, speed)
     cpu_s: list[list[float]] = [[] for _ in plans]
     steps = [clocked(step_of(recorded, plan, processes), own) for plan, own in zip(plans.values(), cpu_s, strict=True)]
-    *timings, bound = in_turn([*steps, plain_step(function, sizes, recorded, processes)], processes, rounds)
+    *timings, bound = in_turn([*steps, bound_step], processes, rounds)
     by_rank = processes.gather([statistics.median(own[-rounds:]) for own in cpu_s])
     if processes.rank:
         return
@@ -195,17 +217,15 @@ def compare(
         chosen = MEASURED
     elif plans[chosen].time_us > (1 - WORTH_STAGES) * plans[FASTEST].time_us:
         chosen = FASTEST
-    rows = []
-    for (title, plan), timing in zip(plans.items(), timings, strict=True):
+    rows, errors = [], {}
+    drifts = [2 * bound.median / sum(around) for around in pairwise(speed.medians)]
+    for (title, plan), timing, drift in zip(plans.items(), timings, drifts, strict=True):
         ratios = [f"{timing.median / to.median:.3f}" for to in (timings[0], bound)]
-        mark = " (chosen)" * (title == chosen)
-        rows.append([title + mark, f"{plan.time_us / 1e3:,.0f} ms", str(timing), *ratios])
-    rows.append(["bound", "", str(bound), "", ""])
-    print(tabulate(rows, [name, "predicted", "measured", "to the fastest", "to the bound"]))
-    errors = {
-        title: abs(plan.time_us / 1e6 / timing.median - 1)
-        for (title, plan), timing in zip(plans.items(), timings, strict=True)
-    }
+        mark, predicted_ms = " (chosen)" * (title == chosen), plan.time_us / 1e3
+        rows.append([title + mark, f"{predicted_ms:,.0f} ms", f"{predicted_ms * drift:,.0f} ms", str(timing), *ratios])
+        errors[title] = abs(predicted_ms * drift / 1e3 / timing.median - 1)
+    rows.append(["bound", "", "", str(bound), "", ""])
+    print(tabulate(rows, [name, "predicted", "at this speed", "measured", "to the fastest", "to the bound"]))
     staged = [error for title, error in errors.items() if len(plans[title].stages) > 1]
     of_all = f"{statistics.mean(errors.values()):.1%} of all plans"
     print(f"mean error of predictions: {statistics.mean(staged):.1%} with stages, {of_all}")

@@ -1,5 +1,6 @@
 """Costs of collectives and operators against worked examples and laws."""
 
+import pickle
 from dataclasses import replace
 from itertools import combinations, pairwise
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.profiling.hardware import CollectiveTable, Device, Hardware, LinkLevel, named
-from tensoropt.profiling.hardware_costs import KINDS, CollectiveCosts, MeasuredCurve, OperatorCosts
+from tensoropt.profiling.hardware_costs import KINDS, MeasuredCurve, OperatorCosts, collective_costs
 from tensoropt.profiling.work import WorkItem
 from tensoropt.reschedule.mesh import Mesh
 
@@ -17,8 +18,12 @@ DEVICE = Device("d", 10**9, {"float32": 1e12}, 1e11, operator_overhead_us=2.0)
 # 3 machines with 1 byte/ns and 10 us, 4 devices each with 10 bytes/ns and 1 us
 HARDWARE = Hardware("worked", DEVICE, (LinkLevel("machine", 3, 10.0, 1e9), LinkLevel("device", 4, 1.0, 1e10)))
 MESH = HARDWARE.mesh()
-COSTS = CollectiveCosts(HARDWARE, MESH)
+COSTS = collective_costs(HARDWARE, MESH)
 N = 12_000_000
+
+
+def test_equal_hardware_has_one_object_of_costs():
+    assert pickle.loads(pickle.dumps(COSTS)) is COSTS
 
 
 @pytest.mark.parametrize(
@@ -61,7 +66,7 @@ def test_a_gather_and_a_scatter_are_an_all_reduce_and_axes_are_a_set():
 def test_groups_of_one_device_are_free_and_others_never(kind):
     assert COSTS.time_ns(kind, MESH, (), N) == 0
     fast = replace(HARDWARE, levels=tuple(replace(lv, latency_us=0, bytes_per_s=1e15) for lv in HARDWARE.levels))
-    least = CollectiveCosts(fast, MESH).time_ns(kind, MESH, (1,), 0)
+    least = collective_costs(fast, MESH).time_ns(kind, MESH, (1,), 0)
     assert least == (0 if kind == "local" else 1)
 
 
@@ -77,26 +82,26 @@ def test_what_cannot_be_asked():
             COSTS.time_ns(*arguments)
     for wrong in (Mesh.of(4, 3), Mesh.of(12)):
         with pytest.raises(ValueError, match="is not one of worked"):
-            CollectiveCosts(HARDWARE, wrong)
+            collective_costs(HARDWARE, wrong)
     with pytest.raises(ValueError, match="parallelism 5"):
-        CollectiveCosts(HARDWARE, Mesh.of(5))
+        collective_costs(HARDWARE, Mesh.of(5))
 
 
 def test_levels_are_matched_by_their_counts_not_their_names():
     mesh = Mesh.of(3, 4)
-    assert CollectiveCosts(HARDWARE, mesh).time_ns("all_gather", mesh, (0, 1), N) == 16_621_000
+    assert collective_costs(HARDWARE, mesh).time_ns("all_gather", mesh, (0, 1), N) == 16_621_000
 
 
 def test_a_measurement_is_preferred_and_named_on_the_mesh_where_it_holds():
     table = CollectiveTable((1000, 2000), (7.0, 9.0))
     provenance = {"levels": "sheet", "collectives": "bench", "memory_bytes_per_s": "ram"}
     hardware = replace(HARDWARE, collectives={"all_gather": {"bc": table, "a": table}}, provenance=provenance)
-    whole, machine = (CollectiveCosts(hardware, hardware.mesh(p)) for p in (12, 4))
+    whole, machine = (collective_costs(hardware, hardware.mesh(p)) for p in (12, 4))
     assert whole.time_ns("all_gather", whole.mesh, (2, 1), 1000) == 7_000
     assert whole.time_ns("all_gather", whole.mesh, (0,), 2000) == 9_000
     assert machine.time_ns("all_gather", machine.mesh, (0, 1), 1000) == 7_000
     assert machine.time_ns("all_reduce", machine.mesh, (0, 1), 0) == 6_000
-    part = CollectiveCosts(hardware, hardware.mesh(2))
+    part = collective_costs(hardware, hardware.mesh(2))
     assert part.time_ns("all_gather", part.mesh, (0,), 0) == 1_000
     assert whole.source("all_gather", (1, 2)) == "measured: bench"
     assert whole.source("all_gather", (1,)) == "modelled: sheet"
@@ -147,7 +152,7 @@ def test_times_are_whole_and_monotone_in_bytes_and_contention(kind, axes, first,
     assert all(type(time) is int for time in times)
     assert times[0] <= times[1]
     inside = tuple(axis for axis in axes if axis > 0)
-    machine = CollectiveCosts(HARDWARE, HARDWARE.mesh(4))
+    machine = collective_costs(HARDWARE, HARDWARE.mesh(4))
     alone = machine.time_ns(kind, machine.mesh, tuple(axis - 1 for axis in inside), many)
     if kind != "local":
         assert alone <= times[1]
@@ -196,7 +201,7 @@ def test_a_data_parallel_step_of_the_paper_s_cluster_is_of_its_order():
     # this all-reduce.
     hardware = named("v100-2x8")
     mesh = hardware.mesh()
-    time_ns = CollectiveCosts(hardware, mesh).time_ns("all_reduce", mesh, mesh.axes, 138_357_544 * 4)
+    time_ns = collective_costs(hardware, mesh).time_ns("all_reduce", mesh, mesh.axes, 138_357_544 * 4)
     assert 0.03e9 < time_ns < 0.16e9
 
 
@@ -204,7 +209,7 @@ def test_a_data_parallel_step_of_the_paper_s_cluster_is_of_its_order():
 def test_many_times_at_once_are_the_same(is_measured, sizes):
     table = CollectiveTable((1000, 2000), (7.0, 9.0))
     collectives = {"all_gather": {"bc": table, "a": table}, "all_to_all": {"b": table}} if is_measured else {}
-    costs = CollectiveCosts(replace(HARDWARE, collectives=collectives), MESH)
+    costs = collective_costs(replace(HARDWARE, collectives=collectives), MESH)
     subsets = [axes for n in range(4) for axes in combinations(MESH.axes, n)]
     found = costs.times_ns(KINDS, MESH, subsets, np.array(sizes, np.int64))
     assert found.tolist() == [
