@@ -54,10 +54,10 @@ class CostEntry(ReshardedCopy):
         if paths.is_free:
             return None
         is_regathered = self.is_regathered and bool(paths.forward.steps)
-        common: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(ReshardedCopy)}
-        follows = self.is_regathered_with_source and is_regathered
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(ReshardedCopy)}
+        is_with_source = self.is_regathered_with_source and is_regathered
         return PlannedResharding(
-            **{**common, "is_regathered": is_regathered, "is_regathered_with_source": follows},
+            **{**values, "is_regathered": is_regathered, "is_regathered_with_source": is_with_source},
             sharding=self.resharding.sharding,
             forward=paths.forward,
             backward=paths.backward,
@@ -73,8 +73,8 @@ class CostEntry(ReshardedCopy):
         It is the sum of the forward path, the backward path if a gradient comes back, and the forward path once more if the
         copy is regathered.
         """
-        again = path_finder.forward_ns(self.resharding) if self.is_regathered else 0
-        return (path_finder.time_ns(self.resharding) + again) * self.n_runs
+        regathering_ns = path_finder.forward_ns(self.resharding) if self.is_regathered else 0
+        return (path_finder.time_ns(self.resharding) + regathering_ns) * self.n_runs
 
 
 def cost_entries(view: StrategyView, costing: OperatorCosting | None = None) -> Iterator[CostEntry]:
@@ -90,22 +90,22 @@ def cost_entries(view: StrategyView, costing: OperatorCosting | None = None) -> 
         if op.updates is not None:
             continue
         differentiated, n_runs = differentiated_operands(op, view.gradients), graph.n_runs(op.result.name)
-        config, own = view.strategy.configs[op.name], partial(CostEntry, tensor=op.name, consumers=(op.name,))
+        config, entry = view.strategy.configs[op.name], partial(CostEntry, tensor=op.name, consumers=(op.name,))
         for resharding in inner_reshardings(op, view.rules[op.name], config, differentiated):
-            yield own(resharding=resharding, n_runs=n_runs)
+            yield entry(resharding=resharding, n_runs=n_runs)
         if op.name in graph.updates:
-            by_rows = op.name in graph.lookups
-            for resharding in update_reshardings(graph.updates[op.name], op.result, view.layout(op.result), by_rows):
-                yield own(resharding=resharding)
+            has_rows = op.name in graph.lookups
+            for resharding in update_reshardings(graph.updates[op.name], op.result, view.layout(op.result), has_rows):
+                yield entry(resharding=resharding)
         if op.name in graph.lookup_operators:
             for resharding in row_reshardings(op, view.rules[op.name], config):
-                yield own(resharding=resharding, n_runs=n_runs)
+                yield entry(resharding=resharding, n_runs=n_runs)
         for tensor in op.outputs:
-            those, shared = consumers.get(tensor.name, []), view.strategy.shared.get(tensor.name)
-            if shared is not None and those:
-                is_read = costing is not None and any(_is_read_shared(view, costing, tensor, consumer) for consumer in those)
-                yield _entry(view, tensor, those, view.shared_resharding(tensor, shared), True, is_read)
-            for consumer in those:
+            users, shared = consumers.get(tensor.name, []), view.strategy.shared.get(tensor.name)
+            if shared is not None and users:
+                is_read = costing is not None and any(_is_read_shared(view, costing, tensor, consumer) for consumer in users)
+                yield _entry(view, tensor, users, view.shared_resharding(tensor, shared), True, is_read)
+            for consumer in users:
                 is_read = costing is not None and costing.reads(consumer)
                 resharding = view.resharding(tensor, sharding_of(view, tensor, consumer))
                 yield _entry(view, tensor, [consumer], resharding, False, is_read)
@@ -122,9 +122,9 @@ def _entry(
         consumers=tuple(consumer.name for consumer in consumers),
         resharding=resharding,
         is_shared=is_shared,
-        is_regathered=any(regathered(*each) for each in operands),
+        is_regathered=any(regathered(*operand) for operand in operands),
         is_read=is_read,
-        is_regathered_with_source=not is_shared and any(view.is_regathered_with_source(*each) for each in operands),
+        is_regathered_with_source=not is_shared and any(view.is_regathered_with_source(*operand) for operand in operands),
         n_runs=view.graph.n_runs(tensor.name),
         accumulator_bytes=_accumulated(view, tensor, resharding),
     )
@@ -144,16 +144,16 @@ def _is_read_shared(view: StrategyView, costing: OperatorCosting, tensor: Tensor
     """Return whether the backward pass reads the shared copy for a consumer, as itself or as a view of it."""
     if not costing.reads(consumer):
         return False
-    shared, wanted = view.strategy.shared[tensor.name].layout, sharding_of(view, tensor, consumer).layout
-    return shared == wanted or is_view(shared, wanted)
+    shared, layout = view.strategy.shared[tensor.name].layout, sharding_of(view, tensor, consumer).layout
+    return shared == layout or is_view(shared, layout)
 
 
 def planned_operators(view: StrategyView, costing: OperatorCosting) -> Iterator[PlannedOperator]:
     """Yield the row of each operator; operators that no training step runs have no costs."""
-    in_step = {op.name for op in view.graph.step_operators}
+    step_names = {op.name for op in view.graph.step_operators}
     for name, interface in view.interfaces.items():
         op, rule, config = view.graph.operators[name], view.rules[name], view.strategy.configs[name]
-        if name in in_step:
+        if name in step_names:
             yield planned_operator(costing, op, rule, config, interface, name in view.rematerialized)
         else:
             yield PlannedOperator(name, op.type, config, interface.results, 0, 0.0)
@@ -182,8 +182,8 @@ def complete_configs(model: Model, steps: Strategy, costing: OperatorCosting) ->
     is_unsplit = not any(config.used_axes for config in steps.configs.values())
 
     def choose(op: Operator, layouts: Mapping[str, Layout]) -> Config:
-        of_steps = steps.configs.get(op.name) or (Config.unsplit(steps.mesh) if is_unsplit else None)
-        return of_steps or _cheapest(op, layouts, costing, steps.mesh)
+        step_config = steps.configs.get(op.name) or (Config.unsplit(steps.mesh) if is_unsplit else None)
+        return step_config or _cheapest(op, layouts, costing, steps.mesh)
 
     return replace(steps, configs=chosen_in_order(model.graph, choose))
 
@@ -191,16 +191,16 @@ def complete_configs(model: Model, steps: Strategy, costing: OperatorCosting) ->
 def _cheapest(op: Operator, layouts: Mapping[str, Layout], costing: OperatorCosting, mesh: Mesh) -> Config:
     """Return the config of an operator with the least time for resharding its operands and computing it."""
     rule = rule_of(op)
-    every = configs(rule, mesh)
+    options = configs(rule, mesh)
     if not op.operands:
-        return every[0]
-    costs = ConfigCosts(costing, op, ConfigArrays.of(rule, every))
+        return options[0]
+    costs = ConfigCosts(costing, op, ConfigArrays.of(rule, options))
 
     def time_ns(i: int) -> int:
         total, interface = int(costs.compute_ns[i]), costs.interfaces[i]
         for position, tensor in op.operands:
-            wanted = OperandSharding(interface.operand(position).layout, None)
-            total += costing.reshardings.time_ns(resharding_of(tensor, layouts[tensor.name], wanted))
+            sharding = OperandSharding(interface.operand(position).layout, None)
+            total += costing.reshardings.time_ns(resharding_of(tensor, layouts[tensor.name], sharding))
         return total
 
-    return every[min(range(len(every)), key=time_ns)]
+    return options[min(range(len(options)), key=time_ns)]

@@ -15,23 +15,23 @@ def check_reshardings(view: StrategyView, stage: StagePlan) -> None:
     Raises:
         InputError: they don't.
     """
-    refused = sorted(view.strategy.rematerialized - view.rematerialized)
-    if refused:
-        op = view.graph.operators[refused[0]]
+    names = sorted(view.strategy.rematerialized - view.rematerialized)
+    if names:
+        op = view.graph.operators[names[0]]
         raise InputError(
             f"the plan computes {op.where()} again, which can't be done with the config "
             f"'{view.strategy.configs[op.name]}'; it was changed: find the strategy again"
         )
     path_finder = stage.path_finder(PlainCosts())
     expected = {
-        (planned.tensor, planned.consumers, planned.sharding, planned.is_shared, planned.is_regathered, planned.n_runs)
+        (row.tensor, row.consumers, row.sharding, row.is_shared, row.is_regathered, row.n_runs)
         for entry in cost_entries(view)
-        if (planned := entry.planned(path_finder)) is not None
+        if (row := entry.planned(path_finder)) is not None
     }
-    given = {(d.tensor, d.consumers, d.sharding, d.is_shared, d.is_regathered, d.n_runs) for d in stage.reshardings}
-    if expected != given:
-        tensor, consumers, sharding, *rest = min(expected ^ given, key=str)
-        difference = "lacks" if (tensor, consumers, sharding, *rest) in expected else "has, against its configs,"
+    actual = {(d.tensor, d.consumers, d.sharding, d.is_shared, d.is_regathered, d.n_runs) for d in stage.reshardings}
+    if expected != actual:
+        tensor, consumers, sharding, *flags = min(expected ^ actual, key=str)
+        difference = "lacks" if (tensor, consumers, sharding, *flags) in expected else "has, against its configs,"
         raise InputError(
             f"the plan {difference} the resharding of {tensor} to {', '.join(consumers)} as {sharding}; it was changed: "
             "find the strategy again, with force= for what should differ"

@@ -93,15 +93,15 @@ class Frontier(CostedPoints, Generic[AnyPoint]):
     @cached_property
     def costs(self) -> StrategyCosts:
         """The costs of all points, in the memory by which they are in order: the peak, if of several searches."""
-        times = ([getattr(each, key) for each in self.points] for key in ("time_us", "compute_time_us", "overlap_time_us"))
-        sums = self.peaks if self.gaps is not None else ints(each.sum_bytes for each in self.points)
-        return StrategyCosts(sums, *(np.rint(np.array(each, np.float64) * 1e3).astype(np.int64) for each in times))
+        times = ([getattr(point, key) for point in self.points] for key in ("time_us", "compute_time_us", "overlap_time_us"))
+        sums = self.peaks if self.gaps is not None else ints(point.sum_bytes for point in self.points)
+        return StrategyCosts(sums, *(np.rint(np.array(column, np.float64) * 1e3).astype(np.int64) for column in times))
 
     @cached_property
     def found(self) -> Found:  # type: ignore[override]
         """The points as arrays; their strategies are not in its ``strategies`` (int32[P, 0]) but in the plans."""
-        no_states = np.zeros((len(self.points_of), 0), np.int32)
-        return Found(*self.costs.pair(self.objectives), no_states, self.eliminations, self.algorithm, self.bound)
+        strategies = np.zeros((len(self.points_of), 0), np.int32)
+        return Found(*self.costs.pair(self.objectives), strategies, self.eliminations, self.algorithm, self.bound)
 
     @property
     def bounds_ns(self) -> np.ndarray:
@@ -123,13 +123,13 @@ class Frontier(CostedPoints, Generic[AnyPoint]):
     @property
     def without_stages(self) -> Sequence[Any]:
         """The ``ModelFrontier`` s of the whole model that were searched; empty where there are none, or they were loaded."""
-        return [frontier for each in self.searched for frontier in each.without_stages]
+        return [frontier for search in self.searched for frontier in search.without_stages]
 
     def fastest_without_stages(self, limit_bytes: int | None) -> tuple[Any, int] | None:
         """Return the fastest point without stages that was searched, and fits: its ``ModelFrontier``, and its number."""
-        fastest = [(each, each.fastest_within(limit_bytes)) for each in self.without_stages]
-        fitting = [(each, number) for each, number in fastest if number is not None]
-        return min(fitting, key=lambda each: each[0].points[each[1]].time_us, default=None)
+        fastest = [(result, result.fastest_within(limit_bytes)) for result in self.without_stages]
+        fitting = [(result, number) for result, number in fastest if number is not None]
+        return min(fitting, key=lambda pair: pair[0].points[pair[1]].time_us, default=None)
 
     def parts(self, point: int) -> Sequence[tuple[Any, int]]:
         """Return for each stage of a point's plan its ``ModelFrontier`` and the number of its point; none if loaded."""
@@ -161,8 +161,8 @@ class Frontier(CostedPoints, Generic[AnyPoint]):
         """
         number = self.check_point(point)
         plan = self.points_of[number].plan(option, self.assumed)
-        why = self.why_stages if len(plan.stages) > 1 else ""
-        return replace(plan, why_stages=why, frontier=self, point=number, frontier_text=self.table(number))
+        reason = self.why_stages if len(plan.stages) > 1 else ""
+        return replace(plan, why_stages=reason, frontier=self, point=number, frontier_text=self.table(number))
 
     def summary(self) -> str:
         """Return one line on the search: its size, its exactness and its time."""
@@ -183,11 +183,11 @@ class Frontier(CostedPoints, Generic[AnyPoint]):
         limit = parse_memory(memory)
         point = self.fastest_within(limit)
         if point is None:
-            least, n_devices = self.peak_bytes(self.least_point()), self.mesh.n_devices
+            n_bytes, n_devices = self.peak_bytes(self.least_point()), self.mesh.n_devices
             raise InputError(
                 f"no plan of this frontier fits {limit:,} bytes ({memory_text(limit)}) per device: the least on "
-                f"{counted(n_devices, 'device')} is {least:,} bytes ({memory_text(least)}) per device; ask for "
-                f"memory={least} or more, or search within the limit (find_strategy(memory={limit})), which tries "
+                f"{counted(n_devices, 'device')} is {n_bytes:,} bytes ({memory_text(n_bytes)}) per device; ask for "
+                f"memory={n_bytes} or more, or search within the limit (find_strategy(memory={limit})), which tries "
                 "micro-batches, too, or on more devices"
             )
         return self.plan(point, "mini_time")
@@ -218,14 +218,14 @@ class Frontier(CostedPoints, Generic[AnyPoint]):
         Args:
             chosen: the number of a point to mark.
         """
-        turning = self.turning_number
+        turning_point = self.turning_number
         overlaps, gaps = bool(self.costs.overlap_ns.any()), self.gaps
         is_cut = any(self.passes(number).stages > 1 for number in range(len(self)))
         rows = []
-        shown = thinned(len(self), {turning, *({chosen} if chosen is not None else ())})
-        for number in shown:
+        numbers = thinned(len(self), {turning_point, *({chosen} if chosen is not None else ())})
+        for number in numbers:
             point = self.points[number]
-            marks = [text for at, text in ((turning, "turning point"), (chosen, "chosen")) if at == number]
+            marks = [text for mark, text in ((turning_point, "turning point"), (chosen, "chosen")) if mark == number]
             values = [point.time_us, point.compute_time_us, point.network_time_us, *([point.overlap_time_us] * overlaps)]
             times = [f"{value:,.1f}" for value in values]
             passes = self.passes(number)
@@ -238,7 +238,7 @@ class Frontier(CostedPoints, Generic[AnyPoint]):
         headers = ["point", *stages, "paper's sum", "memory per device", *times, ""]
         alignment = (*("right",) * (len(headers) - 1), "left")
         text: str = tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=alignment)
-        return text if len(shown) == len(self) else f"{text}\n{len(shown)} of {len(self)} points"
+        return text if len(numbers) == len(self) else f"{text}\n{len(numbers)} of {len(self)} points"
 
     def plot(self, path: str | os.PathLike[str] | None = None, axes: Axes | None = None, chosen: int | None = None) -> Axes:
         """Draw time against peak memory, with compute and network time dotted as in the paper's Figure 6; needs Matplotlib.
@@ -253,7 +253,7 @@ class Frontier(CostedPoints, Generic[AnyPoint]):
         Raises:
             InputError: there is no Matplotlib, or the picture can't be written.
         """
-        axes = axes if axes is not None else new_axes(to_show=path is None)
+        axes = axes if axes is not None else new_axes(is_shown=path is None)
         marks = {"turning point": self.turning_number, **({} if chosen is None else {"chosen": chosen})}
         title = f"{self.mesh.n_devices} devices of {self.hardware_name}"
         draw_points(axes, self.costs, self.all_peaks, self.objectives, marks, title)
@@ -330,15 +330,15 @@ class Frontier(CostedPoints, Generic[AnyPoint]):
             **({"rows": [json.loads(row) for row in rows]} if shared is None else shared),
         }
 
-    def with_details(self, model: str = "", chosen: int | None = None, **given: Any) -> Frontier[Any]:
+    def with_details(self, model: str = "", chosen: int | None = None, **options: Any) -> Frontier[Any]:
         """Return the frontier with what its file and report show beside plans, as far as a search knows it.
 
         Args:
-            model, chosen, given: see :func:`..search.candidates.whole_frontier.details_of`.
+            model, chosen, options: see :func:`..search.candidates.whole_frontier.details_of`.
         """
         if self.details_of is None:
             return self
-        return read_frontier(self.to_json(given.get("progress"), self.details_of(model, chosen, **given)))
+        return read_frontier(self.to_json(options.get("progress"), self.details_of(model, chosen, **options)))
 
     def save(self, file: str | os.PathLike[str], progress: Progress | None = None, chosen: int | None = None) -> None:
         """Write all points with their plans to a file, which ``tensoropt.load_frontier`` reads.
@@ -365,16 +365,16 @@ class Frontier(CostedPoints, Generic[AnyPoint]):
         checks = {"frontier": partial(check_signed, "frontier", file)}
         _, value = read_json_of(file, {"frontier": (FORMAT, VERSION)}, checks)
         with reading_value("frontier", file):
-            loaded = read_frontier({key: each for key, each in value.items() if key != "checksum"})
+            frontier = read_frontier({key: entry for key, entry in value.items() if key != "checksum"})
             # All but the plans of parts is read, which raises whatever error damage leads to.
-            _ = loaded.found, loaded.peaks, [loaded.passes(point) for point in range(len(loaded))]
-            check_rows(loaded.points_of[0].rows)
-            _ = loaded.plan(0) if "rows" in value else None
-            return loaded
+            _ = frontier.found, frontier.peaks, [frontier.passes(point) for point in range(len(frontier))]
+            check_rows(frontier.points_of[0].rows)
+            _ = frontier.plan(0) if "rows" in value else None
+            return frontier
 
     def _repr_html_(self) -> str:
-        turning = self.turning_number
-        return frontier_html(self.summary(), self.points, {"turning point": turning}, thinned(len(self), {turning}))
+        number = self.turning_number
+        return frontier_html(self.summary(), self.points, {"turning point": number}, thinned(len(self), {number}))
 
     def __repr__(self) -> str:
         return f"{self.summary()}\n{self.table()}"

@@ -82,8 +82,8 @@ class SavedPoint(Point):
             stages = [{key: stage[key] for key in stage if key != "peak"} for stage in value["stages"]]
             return Plan.from_json({**value, "exact": self.rows.value["bound"] is None, "stages": stages})
         except DAMAGE as error:
-            why = f"{type(error).__name__}: {cut(error)}"
-            raise InputError(f"point {self.number} of the frontier is damaged ({why}); save the frontier again") from error
+            cause = f"{type(error).__name__}: {cut(error)}"
+            raise InputError(f"point {self.number} of the frontier is damaged ({cause}); save the frontier again") from error
 
 
 def check_rows(rows: FrontierRows) -> None:
@@ -97,18 +97,18 @@ def check_rows(rows: FrontierRows) -> None:
     for part in value["reshardings"]:
         _check_part(rows.columns, part, len(part["choices"]))
         for choice in part["choices"]:
-            wrong = [i for i in choice if not 0 <= i < len(part["pool"])]
-            if wrong:
-                raise ValueError(f"a choice names row {wrong[0]} of {len(part['pool'])}")
+            missing_rows = [i for i in choice if not 0 <= i < len(part["pool"])]
+            if missing_rows:
+                raise ValueError(f"a choice names row {missing_rows[0]} of {len(part['pool'])}")
 
 
 def _check_part(columns: Sequence[np.ndarray], part: Mapping[str, Any], n_choices: int) -> None:
     """Check that the column and the choices that a part names exist."""
     if not 0 <= part["column"] < len(columns):
         raise ValueError(f"there is no column {part['column']}")
-    most = columns[part["column"]].max()
-    if most >= n_choices:
-        raise ValueError(f"a point takes choice {most} of {n_choices}")
+    choice = columns[part["column"]].max()
+    if choice >= n_choices:
+        raise ValueError(f"a point takes choice {choice} of {n_choices}")
 
 
 def numbered(plan: Entry, rows: dict[str, int]) -> Entry:
@@ -132,28 +132,28 @@ def parts_value(operators: Sequence[StoredPart], reshardings: Sequence[StoredPar
     def column(part: StoredPart) -> int:
         return columns.setdefault(_runs(part.chosen), len(columns))
 
-    of_operators = [_operator_to_json(column(part), part) for part in operators]
-    of_reshardings = [
+    operator_parts = [_operator_to_json(column(part), part) for part in operators]
+    resharding_parts = [
         {"column": column(part), "choices": list(map(list, part.choices)), "pool": list(part.pool)} for part in reshardings
     ]
-    return {"columns": list(columns), "operators": of_operators, "reshardings": of_reshardings}
+    return {"columns": list(columns), "operators": operator_parts, "reshardings": resharding_parts}
 
 
 def _operator_to_json(column: int, part: StoredPart) -> dict[str, Any]:
     """Return an operator's part as JSON: its name and type once, and one choice per row."""
-    common = {key: part.pool[0][key] for key in ("name", "type")}
+    identity = {key: part.pool[0][key] for key in ("name", "type")}
     return {
-        **common,
+        **identity,
         "column": column,
-        "choices": [{key: row[key] for key in row if key not in common} for row in part.pool],
+        "choices": [{key: row[key] for key in row if key not in identity} for row in part.pool],
     }
 
 
-def _runs(chosen: np.ndarray) -> str:
+def _runs(column: np.ndarray) -> str:
     """Return a column as the text of its runs, see the module docstring; the inverse of ``column_of``."""
-    starts = np.flatnonzero(np.diff(chosen, prepend=-1))
-    counts = np.diff(starts, append=len(chosen))
-    pairs = zip(chosen[starts].tolist(), counts.tolist(), strict=True)
+    starts = np.flatnonzero(np.diff(column, prepend=-1))
+    counts = np.diff(starts, append=len(column))
+    pairs = zip(column[starts].tolist(), counts.tolist(), strict=True)
     return " ".join(str(choice) if count == 1 else f"{choice}x{count}" for choice, count in pairs)
 
 
@@ -168,9 +168,9 @@ def ints(values: Iterable[int]) -> np.ndarray:
 def text_of(value: Mapping[str, Any]) -> str:
     """Return a value as JSON text with one line per key and one per element of a list."""
     lines = []
-    for key, inner in value.items():
-        text = json.dumps(inner)
-        if isinstance(inner, list):
-            text = "[\n" + ",\n".join(json.dumps(each) for each in inner) + "\n]"
+    for key, element in value.items():
+        text = json.dumps(element)
+        if isinstance(element, list):
+            text = "[\n" + ",\n".join(json.dumps(row) for row in element) + "\n]"
         lines.append(f"{json.dumps(key)}: {text}")
     return "{\n" + ",\n".join(lines) + "\n}\n"

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 PICTURE_DPI = 150
 
 
-def new_axes(to_show: bool) -> Axes:
+def new_axes(is_shown: bool) -> Axes:
     """Return the axes of a new figure: pyplot's, which ``show`` shows, or a figure that needn't be closed."""
     try:
-        if to_show:
+        if is_shown:
             from matplotlib import pyplot
 
             return pyplot.subplots()[1]
@@ -40,12 +40,12 @@ def draw_points(
         marks: the number of the turning point, and of another point to mark, by what they are.
     """
     memory = costs.mem_bytes if peaks is None else peaks
-    drawn = {
+    columns = {
         "memory": ("memory per device (MB)" if peaks is None else "peak memory per device (MB)", memory / 1e6),
         "time": ("time per step (ms)", costs.time_ns / 1e6),
         "network": ("network time per step (ms)", costs.network_ns / 1e6),
     }
-    (x_label, x), (y_label, y) = (drawn[name] for name in objectives)
+    (x_label, x), (y_label, y) = (columns[name] for name in objectives)
     (line,) = axes.plot(x, y, drawstyle="steps-post", label=y_label.removesuffix(" (ms)"))
     axes.plot(x, y, ".", color=line.get_color())
     if objectives == MEMORY_TIME:

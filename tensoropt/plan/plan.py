@@ -146,15 +146,15 @@ class Plan:
     @property
     def orders(self) -> Orders:
         """The order of the passes of each stage, or of each submesh where stages are interleaved."""
-        in_flight, deferred = (tuple(getattr(each, name) for each in self.stages) for name in ("in_flight", "deferred"))
+        in_flight, deferred = (tuple(getattr(stage, name) for stage in self.stages) for name in ("in_flight", "deferred"))
         return StepOrder(self.schedule, self.micro_batches, in_flight, deferred, self.interleaving).orders
 
     def _most(self, name: str) -> float:
         """Return the largest amount of a submesh: the sum over its stages."""
-        found = dict.fromkeys(self.submeshes, 0.0)
+        amounts = dict.fromkeys(self.submeshes, 0.0)
         for stage in self.stages:
-            found[stage.devices] += getattr(stage, name)
-        return max(found.values())
+            amounts[stage.devices] += getattr(stage, name)
+        return max(amounts.values())
 
     def cut(self, model: Model) -> Stages:
         """Return a model cut into the plan's stages.
@@ -175,10 +175,10 @@ class Plan:
             InputError: it was made for another model, or has a config that its operator can't have; the message names the
                 first fault.
         """
-        graph, planned = model.graph, {op.name: op for op in self.operators}
-        actual = {op.name: op for op in graph.operators.values() if op.updates is None}
-        missing = [op for name, op in planned.items() if name not in actual or actual[name].type != op.type]
-        added = [op for name, op in actual.items() if name not in planned]
+        graph, rows = model.graph, {op.name: op for op in self.operators}
+        operators = {op.name: op for op in graph.operators.values() if op.updates is None}
+        missing = [op for name, op in rows.items() if name not in operators or operators[name].type != op.type]
+        added = [op for name, op in operators.items() if name not in rows]
         difference = ""
         if missing:
             difference = f"the plan has {missing[0].type} '{missing[0].name}', the model has not"
@@ -214,15 +214,15 @@ class Plan:
         if self.frontier is None or self.point is None:
             return explanation(rows)
         frontier = self.frontier
-        smaller, faster = (frontier.row(i) if 0 <= i < len(frontier) else None for i in (self.point - 1, self.point + 1))
-        return explanation(rows, (smaller, faster), self._fitting_the_device(rows))
+        previous, following = (frontier.row(i) if 0 <= i < len(frontier) else None for i in (self.point - 1, self.point + 1))
+        return explanation(rows, (previous, following), self._fitting_the_device(rows))
 
     def _with_peak(self) -> Plan:
         """Return the plan with the instant of each stage's peak, as far as its file or its frontier knows it."""
         if self.stages[0].peak is not None or self.frontier is None or self.point is None:
             return self
-        known = self.frontier.peak_json(self.point)
-        return self if known is None else replace(self, stages=(replace(self.stages[0], peak=known),))
+        peak = self.frontier.peak_json(self.point)
+        return self if peak is None else replace(self, stages=(replace(self.stages[0], peak=peak),))
 
     def too_large(self) -> str | None:
         """Return the sentence that the plan needs more memory than its device has, None if it doesn't."""
@@ -260,22 +260,22 @@ class Plan:
         """
         n_operators = sum(1 for op in self.operators if op.type not in SOURCES)
         network = f", {milliseconds(self.network_time_us)} ms network" if self.parallelism > 1 else ""
-        hidden = f" of which {milliseconds(self.overlap_time_us)} ms overlap" if self.overlap_time_us else ""
+        overlap = f" of which {milliseconds(self.overlap_time_us)} ms overlap" if self.overlap_time_us else ""
         waits = max(stage.idle_share for stage in self.stages)
-        hidden += f", a stage waits for others {waits:.0%} of the step at most" if waits else ""
+        overlap += f", a stage waits for others {waits:.0%} of the step at most" if waits else ""
         split = f"{self.n_split_operators} of {n_operators} operators split"
         if self.parallelism > 1 and not self.n_split_operators and not waits:
             split = f"none of {n_operators} operators split, as one device is predicted to be as fast"
         devices = f"{'+'.join(str(len(submesh)) for submesh in self.submeshes)} device{'s' * (self.parallelism > 1)}"
-        of, passes = passes_text(len(self.stages), devices, self.micro_batches, self.schedule)
+        subject, passes = passes_text(len(self.stages), devices, self.micro_batches, self.schedule)
         slices = f", {passes}" if passes else ""
-        why = f"; {self.why_stages}" if self.why_stages else ""
+        reason = f"; {self.why_stages}" if self.why_stages else ""
         hint = f"\nnote: {self.hint}" if self.hint else ""
         return (
-            f"plan: {of}, {split}, {counted(self.n_collectives, 'collective')} per step{slices}\n"
+            f"plan: {subject}, {split}, {counted(self.n_collectives, 'collective')} per step{slices}\n"
             f"time: {milliseconds(self.time_us)} ms per step predicted, {milliseconds(self.compute_time_us)} ms compute"
-            f"{network}{hidden}\n"
-            f"memory: {memory_text(self.needed_bytes)} per device at most{why}{hint}"
+            f"{network}{overlap}\n"
+            f"memory: {memory_text(self.needed_bytes)} per device at most{reason}{hint}"
         )
 
     def summary(self) -> str:
@@ -351,11 +351,11 @@ class Plan:
         merged(self.orders)
         submeshes, n_submeshes = self.submeshes, len(self.submeshes)
         devices = [device for submesh in submeshes for device in submesh]
-        in_turn = all(stage.devices == submeshes[i % n_submeshes] for i, stage in enumerate(self.stages))
-        if devices != list(range(self.parallelism)) or n_submeshes != len(self.orders) or not in_turn:
+        is_cyclic = all(stage.devices == submeshes[i % n_submeshes] for i, stage in enumerate(self.stages))
+        if devices != list(range(self.parallelism)) or n_submeshes != len(self.orders) or not is_cyclic:
             raise ValueError("its stages don't fit together")
-        held = [(stage.in_flight, stage.deferred) for stage in self.stages]
-        if self.interleaving and held != [(count, 0) for count in most_in_flight(n_stages, self.orders)]:
+        counts = [(stage.in_flight, stage.deferred) for stage in self.stages]
+        if self.interleaving and counts != [(count, 0) for count in most_in_flight(n_stages, self.orders)]:
             raise ValueError("its stages don't have as many micro-batches in flight as it says")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -377,7 +377,7 @@ class Plan:
         with reading_value("plan", file):
             plan = cls.from_json(value)
             read_back = plan.to_json()
-        for key, kept in read_back.items():
-            if kept != value.get(key):
+        for key, entry in read_back.items():
+            if entry != value.get(key):
                 raise InputError(f"plan '{cut(file)}' is damaged: '{key}' doesn't read back as written; save it again")
         return plan

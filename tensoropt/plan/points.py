@@ -97,12 +97,12 @@ class Point(Protocol):
 AnyPoint = TypeVar("AnyPoint", bound=Point)
 
 
-def thinned(n_points: int, always: set[int]) -> list[int]:
+def thinned(n_points: int, required: set[int]) -> list[int]:
     """Return the numbers of the points that a table shows: all of a short frontier, else some from end to end."""
     if n_points <= 2 * MAX_ROWS:
         return list(range(n_points))
     spread = {round(i * (n_points - 1) / (MAX_ROWS - 1)) for i in range(MAX_ROWS)}
-    return sorted(spread | always)
+    return sorted(spread | required)
 
 
 class CostedPoints(ABC):
@@ -136,7 +136,7 @@ class CostedPoints(ABC):
         """All points, by ascending first objective."""
         costs = self.costs
         columns = (costs.mem_bytes, costs.time_ns, costs.compute_ns, costs.network_ns, costs.overlap_ns)
-        rows = zip(*(each.tolist() for each in columns), self.found.exact_points.tolist(), strict=True)
+        rows = zip(*(column.tolist() for column in columns), self.found.exact_points.tolist(), strict=True)
         return tuple(
             FrontierPoint(mem_bytes, time_ns / 1e3, compute_ns / 1e3, network_ns / 1e3, overlap_ns / 1e3, exact)
             for mem_bytes, time_ns, compute_ns, network_ns, overlap_ns, exact in rows
@@ -157,8 +157,8 @@ class CostedPoints(ABC):
     def turning_number(self) -> int:
         """The number of the turning point: by peak, where points are in order by it."""
         peaks = self.all_peaks if self.objectives[0] == "memory" else None
-        by_peak = self.found if peaks is None else replace(self.found, mem_bytes=peaks, bound=None)
-        return by_peak.turning_point()
+        points = self.found if peaks is None else replace(self.found, mem_bytes=peaks, bound=None)
+        return points.turning_point()
 
     @overload
     def fastest_within(self, limit_bytes: None) -> int: ...
@@ -172,10 +172,10 @@ class CostedPoints(ABC):
         Args:
             limit_bytes: the memory limit per device; None without a limit.
         """
-        fits = np.arange(len(self)) if limit_bytes is None else np.flatnonzero(self.peaks <= limit_bytes)
+        numbers = np.arange(len(self)) if limit_bytes is None else np.flatnonzero(self.peaks <= limit_bytes)
         costs = self.costs
-        by_time = fits[np.lexsort((costs.mem_bytes[fits], costs.time_ns[fits]))]
-        return int(by_time[0]) if len(by_time) else None
+        ranking = numbers[np.lexsort((costs.mem_bytes[numbers], costs.time_ns[numbers]))]
+        return int(ranking[0]) if len(ranking) else None
 
     def least_point(self) -> int:
         """Return the number of the point that needs the least memory."""

@@ -124,8 +124,8 @@ class PlannedResharding(ReshardedCopy):
     @property
     def paths(self) -> tuple[Path, ...]:
         """The paths that a step executes, each as often as it does."""
-        again = (self.forward,) if self.is_regathered else ()
-        return (self.forward, *again, *((self.backward,) if self.backward is not None else ())) * self.n_runs
+        regathering = (self.forward,) if self.is_regathered else ()
+        return (self.forward, *regathering, *((self.backward,) if self.backward is not None else ())) * self.n_runs
 
     @property
     def n_collectives(self) -> int:
@@ -138,7 +138,7 @@ class PlannedResharding(ReshardedCopy):
         return step if isinstance(step, HaloStep) else None
 
     def to_json(self) -> dict[str, Any]:
-        more = {key: value for key, default in _IF_OTHER.items() if (value := getattr(self, key)) != default}
+        options = {key: value for key, default in _IF_OTHER.items() if (value := getattr(self, key)) != default}
         return {
             "tensor": self.tensor,
             "consumers": list(self.consumers),
@@ -151,7 +151,7 @@ class PlannedResharding(ReshardedCopy):
             "reduction": self.reduction,
             **({} if self.halo is None else {"halo": _halo_json(self.halo)}),
             **({"regathering_us": self.regathering_us} if self.is_regathered else {}),
-            **more,
+            **options,
         }
 
 
@@ -170,11 +170,11 @@ def _path(mesh: Mesh, layouts: list[str], shape: Shape) -> Path:
     """Return a path from its layouts, the inverse of :func:`_path_layouts`."""
     stops = [Layout.parse(mesh, text) for text in layouts]
     steps = []
-    for before, after in itertools.pairwise(stops):
-        move = move_between(State.of(before), State.of(after))
+    for source, target in itertools.pairwise(stops):
+        move = move_between(State.of(source), State.of(target))
         if move is None:
-            raise ValueError(f"no step leads from {before} to {after}")
-        steps.append(make_step(before, move))
+            raise ValueError(f"no step leads from {source} to {target}")
+        steps.append(make_step(source, move))
     return Path(stops[0], stops[-1], tuple(steps), shape)
 
 
@@ -197,16 +197,16 @@ def planned_resharding(mesh: Mesh, d: dict[str, Any]) -> PlannedResharding:
     if "halo" in d:
         windows = tuple(None if window is None else Window(*window) for window in d["halo"]["windows"])
         step = HaloStep(HALO, sharding.layout, windows, str(d["halo"]["fill"]))
-        ways = [Path(sharding.layout, sharding.layout, (way,), shape) for way in (step, step.backward())]
+        paths = [Path(sharding.layout, sharding.layout, (halo_step,), shape) for halo_step in (step, step.backward())]
     else:
-        ways = [_path(mesh, d[way], shape) for way in ("forward", "backward") if d[way] is not None]
+        paths = [_path(mesh, d[direction], shape) for direction in ("forward", "backward") if d[direction] is not None]
     return PlannedResharding(
         tensor=name_in_file(d["tensor"]),
         consumers=_names(d["consumers"]),
         sharding=sharding,
         is_shared=bool(d["is_shared"]),
-        forward=ways[0],
-        backward=ways[1] if d["backward"] is not None else None,
+        forward=paths[0],
+        backward=paths[1] if d["backward"] is not None else None,
         time_us=float(d["time_us"]),
         reduction=str(d["reduction"]),
         regathering_us=float(d.get("regathering_us", 0.0)),

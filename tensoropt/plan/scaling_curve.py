@@ -114,15 +114,15 @@ class Curve:
             "price of 10^6 samples": ["" if p.price_per_million is None else f"{p.price_per_million:.3g}" for p in points],
             "kWh of 10^6 samples": ["" if p.kwh_per_million is None else f"{p.kwh_per_million:.3g}" for p in points],
         }
-        alike: dict[str, list[Any]] = {name: columns[name][:1] for name in ("cluster", "batch")}
-        alike |= {"stages": [1], "price of 10^6 samples": [""], "kWh of 10^6 samples": [""]}
-        shown = {name: cells for name, cells in columns.items() if set(cells) != set(alike.get(name, ()))}
-        align = ("right",) * len(shown)
-        text = tabulate(shown, list(shown), tablefmt="simple", disable_numparse=True, colalign=align)
+        defaults: dict[str, list[Any]] = {name: columns[name][:1] for name in ("cluster", "batch")}
+        defaults |= {"stages": [1], "price of 10^6 samples": [""], "kWh of 10^6 samples": [""]}
+        columns_shown = {name: cells for name, cells in columns.items() if set(cells) != set(defaults.get(name, ()))}
+        align = ("right",) * len(columns_shown)
+        text = tabulate(columns_shown, list(columns_shown), tablefmt="simple", disable_numparse=True, colalign=align)
         if len(set(self.bases.values())) < 2:
             return text
-        told = "; ".join(f"{name} is {basis}" for name, basis in self.bases.items())
-        return f"{text}\n\nnote: kinds whose times rest on different data are compared roughly: {told}"
+        descriptions = "; ".join(f"{name} is {basis}" for name, basis in self.bases.items())
+        return f"{text}\n\nnote: kinds whose times rest on different data are compared roughly: {descriptions}"
 
     def of_time_and_cost(self) -> Curve:
         """Return the points that no other beats in both the time and the price of a sample, by ascending time.
@@ -132,8 +132,8 @@ class Curve:
         """
         numbers = unbeaten(self.to_json()["curve"])
         if not numbers:
-            why = "time,cost compares prices, and no point that fits has one"
-            raise InputError(f"{why}; add price_per_hour to the hardware's file (docs/how-to/sizing.md)")
+            reason = "time,cost compares prices, and no point that fits has one"
+            raise InputError(f"{reason}; add price_per_hour to the hardware's file (docs/how-to/sizing.md)")
         return replace(self, points=tuple(self.points[number] for number in numbers))
 
     def _speedup(self, point: CurvePoint) -> str:
@@ -160,17 +160,17 @@ class Curve:
         Raises:
             InputError: there is no Matplotlib.
         """
-        axes = axes if axes is not None else new_axes(to_show=True)
+        axes = axes if axes is not None else new_axes(is_shown=True)
         lines: dict[str, list[CurvePoint]] = {}
-        weak = len({point.batch for point in self.points}) > 1
+        is_weak = len({point.batch for point in self.points}) > 1
         for point in self.points:
             if point.time_us is not None:
-                per_device = f", {point.batch / point.parallelism:g} samples per device" if weak and point.batch else ""
+                per_device = f", {point.batch / point.parallelism:g} samples per device" if is_weak and point.batch else ""
                 lines.setdefault(point.cluster.partition("-")[0] + per_device, []).append(point)
         for name, line in lines.items():
             counts, times_ms = [p.parallelism for p in line], [p.time_us / 1e3 for p in line if p.time_us is not None]
             axes.plot(counts, times_ms, marker="o", label=name)
-            ideal = [times_ms[0] if weak else times_ms[0] * counts[0] / count for count in counts]
+            ideal = [times_ms[0] if is_weak else times_ms[0] * counts[0] / count for count in counts]
             axes.plot(counts, ideal, linestyle=":", color="gray", label="perfect scaling" if len(lines) == 1 else None)
         if lines:
             axes.set_xscale("log", base=2)
@@ -206,32 +206,32 @@ def configurations(clusters: Sequence[Hardware], parallelism: Sequence[int | str
     """
     if parallelism is None:
         return [(hardware, count) for hardware in clusters for count in hardware.parallelisms()]
-    tried = {given: [_configuration(hardware, given) for hardware in clusters] for given in dict.fromkeys(parallelism)}
-    for each in tried.values():
-        if all(isinstance(one, Exception) for one in each):
-            raise InputError(str(each[0]))
-    found = [one for of_kind in zip(*tried.values(), strict=True) for one in of_kind if not isinstance(one, Exception)]
-    return list({(each.name, each.price_per_hour, count): (each, count) for each, count in found}.values())
+    options = {count: [_configuration(hardware, count) for hardware in clusters] for count in dict.fromkeys(parallelism)}
+    for results in options.values():
+        if all(isinstance(result, Exception) for result in results):
+            raise InputError(str(results[0]))
+    pairs = [result for row in zip(*options.values(), strict=True) for result in row if not isinstance(result, Exception)]
+    return list({(hardware.name, hardware.price_per_hour, count): (hardware, count) for hardware, count in pairs}.values())
 
 
-def _configuration(hardware: Hardware, given: int | str) -> tuple[Hardware, int] | Exception:
+def _configuration(hardware: Hardware, parallelism: int | str) -> tuple[Hardware, int] | Exception:
     """Return the hardware and the number of devices that a parallelism stands for, or why it can't be had."""
     try:
-        if not isinstance(given, str):
-            hardware.mesh(given)
-            return hardware, given
-        counts = given.split("x")
-        if len(counts) == 2 and all(each.isdecimal() and int(each) for each in counts):
+        if not isinstance(parallelism, str):
+            hardware.mesh(parallelism)
+            return hardware, parallelism
+        counts = parallelism.split("x")
+        if len(counts) == 2 and all(text.isdecimal() and int(text) for text in counts):
             machines, devices = map(int, counts)
             part = part_of(hardware, machines, devices)
             is_own = machines == 1 or devices == hardware.levels[-1].count  # what was measured on all of it holds there, too
             return hardware if is_own else part, machines * devices
     except HardwareError as error:
         return error
-    uneven = [int(each) for each in given.split("+") if each.isdecimal()]
-    near = (
-        f"; all machines have as many: nearest is {len(uneven)}x{max(1, sum(uneven) // len(uneven))}" if uneven[1:] else ""
+    sizes = [int(text) for text in parallelism.split("+") if text.isdecimal()]
+    hint = (
+        f"; all machines have as many: nearest is {len(sizes)}x{max(1, sum(sizes) // len(sizes))}" if sizes[1:] else ""
     )
     return InputError(
-        f"parallelism is a number of devices such as 8, or machines x devices such as 2x4, got {short(given)}{near}"
+        f"parallelism is a number of devices such as 8, or machines x devices such as 2x4, got {short(parallelism)}{hint}"
     )

@@ -60,9 +60,9 @@ class Simulation:
     def report(self) -> str:
         """Return tables of the step: its time, how busy devices and links are, and the critical path by operator."""
         makespan = self.timeline.makespan_ns
-        by = "by its levels" if self.hardware.topology is None or len(self.plan.submeshes) > 1 else "by its topology"
+        basis = "by its levels" if self.hardware.topology is None or len(self.plan.submeshes) > 1 else "by its topology"
         lines = [
-            f"step      {_ms(makespan)} ms simulated on {self.hardware.name} {by}; {_ms(self.additive_ns)} ms if nothing "
+            f"step      {_ms(makespan)} ms simulated on {self.hardware.name} {basis}; {_ms(self.additive_ns)} ms if nothing "
             "overlapped",
             f"memory    {memory_text(self.peak_bytes)} per device at once",
         ]
@@ -77,8 +77,8 @@ class Simulation:
     def _busy(self, title: str, rows: list[tuple[Resource, int]]) -> str:
         makespan = self.timeline.makespan_ns
         cells = [
-            [_named(each), _ms(busy), _ms(makespan - busy), f"{busy / makespan:.0%}" if makespan else ""]
-            for each, busy in rows
+            [_resource_name(resource), _ms(busy), _ms(makespan - busy), f"{busy / makespan:.0%}" if makespan else ""]
+            for resource, busy in rows
         ]
         headers = (title, "busy ms", "idle ms", "busy")
         return tabulate(cells, headers, disable_numparse=True, colalign=("left", "right", "right", "right"))
@@ -93,9 +93,9 @@ class Simulation:
         rows = sorted(total.items(), key=lambda row: (-row[1], row[0]))
         makespan = max(1, self.timeline.makespan_ns)
         cells = [[name, kind, _ms(ns), f"{ns / makespan:.1%}"] for (name, kind), ns in rows[:MOST_SHOWN]]
-        rest = sum(ns for _, ns in rows[MOST_SHOWN:])
-        if rest:
-            cells.append([f"{len(rows) - MOST_SHOWN} others", "", _ms(rest), f"{rest / makespan:.1%}"])
+        ns_left = sum(ns for _, ns in rows[MOST_SHOWN:])
+        if ns_left:
+            cells.append([f"{len(rows) - MOST_SHOWN} others", "", _ms(ns_left), f"{ns_left / makespan:.1%}"])
         headers = (f"critical path, {len(path)} tasks", "part", "ms", "of the step")
         return tabulate(cells, headers, disable_numparse=True, colalign=("left", "left", "right", "right"))
 
@@ -103,12 +103,12 @@ class Simulation:
         """Return the simulation as a JSON value, of the format ``FORMAT`` in version ``VERSION``."""
         busy = list(zip(self.timeline.resources, self.timeline.busy_ns, strict=True))
 
-        def of_kind(kind: str) -> list[dict[str, Any]]:
-            those = [(name, ns) for each, ns in busy if each.kind == kind for name in each.members]
-            return [{"name": name, "busy_us": ns / 1e3} for name, ns in those]
+        def rows_of_kind(kind: str) -> list[dict[str, Any]]:
+            rows = [(name, ns) for resource, ns in busy if resource.kind == kind for name in resource.members]
+            return [{"name": name, "busy_us": ns / 1e3} for name, ns in rows]
 
-        ranked = [(rank, name, ns) for each, ns in busy if each.kind == DEVICE
-                  for rank, name in zip(each.devices, each.members, strict=True)]  # fmt: skip
+        devices = [(rank, name, ns) for resource, ns in busy if resource.kind == DEVICE
+                  for rank, name in zip(resource.devices, resource.members, strict=True)]  # fmt: skip
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -116,8 +116,8 @@ class Simulation:
             "makespan_us": self.timeline.makespan_ns / 1e3,
             "additive_time_us": self.additive_ns / 1e3,
             "peak_bytes": [self.peak_bytes] * self.plan.parallelism,
-            "devices": [{"name": name, "busy_us": ns / 1e3} for _, name, ns in sorted(ranked)],
-            "links": [*of_kind(NETWORK), *of_kind(LINK)],
+            "devices": [{"name": name, "busy_us": ns / 1e3} for _, name, ns in sorted(devices)],
+            "links": [*rows_of_kind(NETWORK), *rows_of_kind(LINK)],
             "critical_path": [
                 {"task": part.task, "operator": part.operator, "start_us": part.start_ns / 1e3, "end_us": part.end_ns / 1e3}
                 for part in self.timeline.critical_path()
@@ -149,50 +149,50 @@ def simulate_plan(plan: Plan, model: Model, hardware: Hardware) -> Simulation:
         )
     numbers = [plan.submeshes.index(stage.devices) for stage in plan.stages]
     programs, actions = [], []
-    for number, (planned, part) in enumerate(zip(plan.stages, stages.models, strict=True)):
-        own = part.in_micro_batches(plan.micro_batches, planned.mesh.n_devices)
-        view, costing = own.view(planned.strategy), costing_of(own, hardware, planned.mesh)
-        check_reshardings(view, planned)
-        finder = planned.path_finder(costing.reshardings.steps)
+    for number, (stage_plan, part) in enumerate(zip(plan.stages, stages.models, strict=True)):
+        model_part = part.in_micro_batches(plan.micro_batches, stage_plan.mesh.n_devices)
+        view, costing = model_part.view(stage_plan.strategy), costing_of(model_part, hardware, stage_plan.mesh)
+        check_reshardings(view, stage_plan)
+        finder = stage_plan.path_finder(costing.reshardings.steps)
         programs.append(_program(stages, number, plan.orders, view, finder))
         actions.append(StepActions(costing, finder))
     graph = stages_graph(programs, plan.orders)
     chains = [
-        iter(each.chains(program.view, [node for node in graph.nodes if node.stage == number]))
-        for number, (each, program) in enumerate(zip(actions, programs, strict=True))
+        iter(actions_of_stage.chains(program.view, [node for node in graph.nodes if node.stage == number]))
+        for number, (actions_of_stage, program) in enumerate(zip(actions, programs, strict=True))
     ]
-    in_stages = StagesNetwork(hardware, {stage.devices: stage.mesh for stage in plan.stages})
-    placed = [
+    stages_network = StagesNetwork(hardware, {stage.devices: stage.mesh for stage in plan.stages})
+    placed_chains = [
         tuple(action._replace(submeshes=(numbers[node.stage],)) for action in next(chains[node.stage]))
-        + tuple(_messages(stages, node, in_stages, numbers, programs[node.stage].view))
+        + tuple(_messages(stages, node, stages_network, numbers, programs[node.stage].view))
         for node in graph.nodes
     ]
-    network: Network = in_stages if len(plan.submeshes) > 1 else network_of(hardware, mesh)
+    network: Network = stages_network if len(plan.submeshes) > 1 else network_of(hardware, mesh)
     producers = {name: op for program in programs for name, op in program.view.graph.producers.items()}
-    timeline = timeline_of(producers, graph, placed, network)
-    costs = [each.costs for each in in_stages.of_submeshes]
-    additive = sum(additive_ns(action, costs[action.submeshes[0]]) for chain in placed for action in chain)
+    timeline = timeline_of(producers, graph, placed_chains, network)
+    costs = [submesh.costs for submesh in stages_network.of_submeshes]
+    additive = sum(additive_ns(action, costs[action.submeshes[0]]) for chain in placed_chains for action in chain)
     return Simulation(plan, hardware, timeline, additive)
 
 
 def _program(stages: Stages, number: int, orders: Orders, view: StrategyView, path_finder: PathFinder) -> StageProgram:
     """Return the program of a stage, as it is run, and who sends it what."""
-    graph, whole = view.graph, stages.whole.graph
-    sent = [each for each in stages.crossings if each.source == number]
-    received = [each for each in stages.crossings if each.target == number]
-    defers = any(run == run._replace(stage=number, work=PARAMETERS) for order in orders for run in order)
-    divides = defers or bool(stages.early[number])
-    ends = ends_of(stages, number, graph, sent, received, graph.train_steps, divides)
+    graph, model_graph = view.graph, stages.whole.graph
+    outgoing = [crossing for crossing in stages.crossings if crossing.source == number]
+    incoming = [crossing for crossing in stages.crossings if crossing.target == number]
+    is_deferring = any(run == run._replace(stage=number, work=PARAMETERS) for order in orders for run in order)
+    divides = is_deferring or bool(stages.early[number])
+    ends = ends_of(stages, number, graph, outgoing, incoming, graph.train_steps, divides)
     fetch = all_of(graph)
-    asked = operators_of(graph, fetch) | graph.ancestors([graph.tensors[each.tensor] for each in sent], (), ())
-    needed = {name for name in asked if name in whole.operators or graph.operators[name].type == PLACEHOLDER}
+    names = operators_of(graph, fetch) | graph.ancestors([graph.tensors[crossing.tensor] for crossing in outgoing], (), ())
+    fetched = {name for name in names if name in model_graph.operators or graph.operators[name].type == PLACEHOLDER}
     flow, senders = GradientFlow(view, path_finder), dict[tuple[str, bool], list[int]]()
     flow.losses.update((name, loss) for name, loss in ends.losses.items() if loss is not None)
-    for each in received:
-        senders.setdefault((each.tensor, False), []).append(each.source)
-    for each in sent:
-        senders.setdefault((each.tensor, True), []).extend([each.target] * each.has_gradient)
-    program = whole_program(view, path_finder, ends, fetch, [each.tensor for each in received], needed)
+    for crossing in incoming:
+        senders.setdefault((crossing.tensor, False), []).append(crossing.source)
+    for crossing in outgoing:
+        senders.setdefault((crossing.tensor, True), []).extend([crossing.target] * crossing.has_gradient)
+    program = whole_program(view, path_finder, ends, fetch, [crossing.tensor for crossing in incoming], fetched)
     return StageProgram(view, program, flow, senders)
 
 
@@ -200,25 +200,25 @@ def _messages(
     stages: Stages, node: StepNode, network: StagesNetwork, numbers: Sequence[int], view: StrategyView
 ) -> Iterator[Action]:
     """Yield the messages of a node: to each stage that uses the tensor, or its gradient to the one that computes it."""
-    for each in stages.crossings if node.kind == SEND else ():
-        ends = (each.source, each.target) if node.site.kind == SENT else (each.target, each.source)
+    for crossing in stages.crossings if node.kind == SEND else ():
+        ends = (crossing.source, crossing.target) if node.site.kind == SENT else (crossing.target, crossing.source)
         source, target = (numbers[end] for end in ends)
-        if each.tensor == node.site.name and ends[0] == node.stage and source != target:
-            yield network.message(view.graph.tensors[each.tensor].mem_bytes, source, target)
+        if crossing.tensor == node.site.name and ends[0] == node.stage and source != target:
+            yield network.message(view.graph.tensors[crossing.tensor].mem_bytes, source, target)
 
 
-def _named(resource: Resource) -> str:
+def _resource_name(resource: Resource) -> str:
     """Return the name of a resource, or of the first of several."""
     names = resource.members
     if resource.kind != LINK and len(names) > 1:
-        what = "network of " if resource.kind == NETWORK else ""
-        return f"{what}{names[0]} to {names[-1]}, {len(names)} alike" if _follow(resource.devices) else _listed(what, names)
-    return _listed("", names)
+        head = "network of " if resource.kind == NETWORK else ""
+        return f"{head}{names[0]} to {names[-1]}, {len(names)} alike" if _follow(resource.devices) else _listing(head, names)
+    return _listing("", names)
 
 
-def _listed(what: str, names: tuple[str, ...]) -> str:
-    others = f" and {len(names) - 1} alike" if len(names) > 1 else ""
-    return f"{what}{names[0]}{others}"
+def _listing(head: str, names: tuple[str, ...]) -> str:
+    suffix = f" and {len(names) - 1} alike" if len(names) > 1 else ""
+    return f"{head}{names[0]}{suffix}"
 
 
 def _follow(ranks: tuple[int, ...]) -> bool:

@@ -102,15 +102,15 @@ class StagePlan:
 
     def path_finder(self, costs: StepCosts) -> PathFinder:
         """Return a path finder that uses the plan's own paths; it finds paths that the plan lacks by ``costs``."""
-        known: dict[tuple[Layout, Layout, Shape], Path] = {}
+        paths: dict[tuple[Layout, Layout, Shape], Path] = {}
         for resharding in self.reshardings:
             for path in (resharding.forward, resharding.backward):
                 if path is not None and resharding.reduction == "sum" and resharding.halo is None:
-                    known[path.source, path.target, path.shape] = path
+                    paths[path.source, path.target, path.shape] = path
 
         def choose(source: Layout, target: Layout, shape: Shape, item_bytes: int, step_costs: StepCosts) -> Path:
-            found = known.get((source, target, shape))
-            return found if found is not None else cheapest_path(source, target, shape, item_bytes, step_costs)
+            plan_path = paths.get((source, target, shape))
+            return plan_path if plan_path is not None else cheapest_path(source, target, shape, item_bytes, step_costs)
 
         return PathFinder(costs, choose)
 
@@ -141,8 +141,8 @@ class StagePlan:
         ]
         names = {op.name for op in self.operators}
         rows += [
-            [_shortened(name, NAME_WIDTH), "training step", "", "", "", "", _counted(found)]
-            for name, found in collectives.items()
+            [_shortened(name, NAME_WIDTH), "training step", "", "", "", "", _counted(steps)]
+            for name, steps in collectives.items()
             if name not in names
         ]
         headers = ["operator", "type", "config", "result layout", "memory", "time (us)", "collectives"]
@@ -169,10 +169,10 @@ class StagePlan:
     def from_json(cls, value: Mapping[str, Any], micro_batches: int) -> StagePlan:
         """Return a stage from its JSON value, the inverse of :meth:`to_json`; a damaged one raises what it leads to."""
         mesh = mesh_of(value["mesh"])
-        reshardings = tuple(planned_resharding(mesh, each) for each in value["reshardings"])
-        wrong = [each.n_runs for each in reshardings if each.n_runs not in (1, micro_batches)]
-        if wrong:
-            raise ValueError(f"a resharding is made {wrong[0]} times in a step of {micro_batches} micro-batches")
+        reshardings = tuple(planned_resharding(mesh, entry) for entry in value["reshardings"])
+        counts = [resharding.n_runs for resharding in reshardings if resharding.n_runs not in (1, micro_batches)]
+        if counts:
+            raise ValueError(f"a resharding is made {counts[0]} times in a step of {micro_batches} micro-batches")
         devices = tuple(map(int, value["devices"]))
         if len(devices) != mesh.n_devices:
             raise ValueError(f"a stage on {len(devices)} devices has a mesh of {mesh.n_devices}")
@@ -203,13 +203,13 @@ class StagePlan:
         why_not = why_unsearched if self.n_split_operators else why_invalid
         # A config of a reshape names other dimensions where a micro-batch has one sample.
         per_micro_batch = model.in_micro_batches(micro_batches, self.mesh.n_devices).graph.operators
-        for planned in (op for op in self.operators if not op.is_stand_in):
-            op = model.graph.operators[planned.name]
+        for row in (op for op in self.operators if not op.is_stand_in):
+            op = model.graph.operators[row.name]
             rule = rule_in_micro_batches(op, micro_batches, self.mesh.n_devices)
-            _check_config(op, planned, why_not(rule, planned.config), rule_of(per_micro_batch[planned.name]))
+            _check_config(op, row, why_not(rule, row.config), rule_of(per_micro_batch[row.name]))
 
 
-def _check_config(op: Operator, planned: PlannedOperator, why: str, rule: Rule) -> None:
+def _check_config(op: Operator, row: PlannedOperator, reason: str, rule: Rule) -> None:
     """Check that the operator can have its planned config, and that the planned results follow from it.
 
     A plan's file may have been changed by hand.
@@ -217,31 +217,31 @@ def _check_config(op: Operator, planned: PlannedOperator, why: str, rule: Rule) 
     Raises:
         InputError: it can't, or they don't.
     """
-    if why:
+    if reason:
         raise InputError(
-            f"the plan gives {op.where()} the config '{planned.config}', which can't be had: {why}; find the strategy "
+            f"the plan gives {op.where()} the config '{row.config}', which can't be had: {reason}; find the strategy "
             "again, with force= for what should differ"
         )
-    if planned.is_rematerialized and op.type in NEVER:
+    if row.is_rematerialized and op.type in NEVER:
         raise InputError(
             f"the plan computes {op.where()} again in the backward pass, which an operator of this type never is; it was "
             "changed: find the strategy again"
         )
-    expected = interface_of(rule, planned.config).results
-    if expected != planned.results:
-        got, led_to = (" ".join(map(str, layouts)) for layouts in (planned.results, expected))
+    expected = interface_of(rule, row.config).results
+    if expected != row.results:
+        actual, led_to = (" ".join(map(str, layouts)) for layouts in (row.results, expected))
         raise InputError(
-            f"the plan gives {op.where()} the config '{planned.config}' and the result {got}, but the config leads to "
+            f"the plan gives {op.where()} the config '{row.config}' and the result {actual}, but the config leads to "
             f"{led_to}; it was changed: find the strategy again"
         )
 
 
 def other_batch(assumed: Mapping[str, Any], graph: Graph) -> str:
     """Return in words that a plan was found for another batch than a model has; empty if it wasn't, or if none is known."""
-    searched = assumed.get("batch")
-    if not isinstance(searched, int) or graph.batch in (None, searched):
+    batch = assumed.get("batch")
+    if not isinstance(batch, int) or graph.batch in (None, batch):
         return ""
-    return f"it is for a batch of {searched}, the model has one of {graph.batch}"
+    return f"it is for a batch of {batch}, the model has one of {graph.batch}"
 
 
 def levels_json(mesh: Mesh) -> list[dict[str, Any]]:
@@ -253,8 +253,8 @@ def _shortened(name: str, width: int) -> str:
     """Return a name in at most ``width`` characters; a longer one loses its middle, since both its ends are telling."""
     if len(name) <= width:
         return name
-    kept = width - 2
-    return f"{name[: kept // 2]}..{name[len(name) - (kept - kept // 2) :]}"
+    length = width - 2
+    return f"{name[: length // 2]}..{name[len(name) - (length - length // 2) :]}"
 
 
 def _counted(names: list[str]) -> str:

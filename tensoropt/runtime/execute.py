@@ -32,7 +32,7 @@ COLLECTIVES = (MPI, TENSORFLOW, HOROVOD, EMULATED)
 Prepare = Callable[[Sequence[Axes]], None]
 
 
-def checked_collectives(given: str | None) -> str:
+def checked_collectives(name: str | None) -> str:
     """Return the collectives to use: the given ones, those of ``TENSOROPT_COLLECTIVES``, or by default.
 
     The default is ``tensorflow`` where ranks have GPUs, else ``mpi``.
@@ -40,10 +40,10 @@ def checked_collectives(given: str | None) -> str:
     Raises:
         InputError: the name is unknown.
     """
-    collectives = given or os.environ.get("TENSOROPT_COLLECTIVES") or (TENSORFLOW if tensorflow_server.is_running() else MPI)
+    collectives = name or os.environ.get("TENSOROPT_COLLECTIVES") or (TENSORFLOW if tensorflow_server.is_running() else MPI)
     if collectives not in COLLECTIVES:
-        *others, last = map(repr, COLLECTIVES)
-        raise InputError(f"unknown collectives {collectives!r}; expected {', '.join(others)} or {last}")
+        *names, last = map(repr, COLLECTIVES)
+        raise InputError(f"unknown collectives {collectives!r}; expected {', '.join(names)} or {last}")
     return collectives
 
 
@@ -95,8 +95,8 @@ def communicating(mesh: Mesh, part: Processes, collectives: str, in_stages: bool
 
         with part.waiting_in(f"the start of collectives={collectives!r}"):
             operators = graph_collectives(collectives, part, mesh, in_stages)
-        waiting, on_run = part.waiting[CRITICAL], part.begin_collective
-        return GraphBackend(mesh, part.rank, operators, waiting, on_run), lambda axes: None
+        wait, begin = part.waiting[CRITICAL], part.begin_collective
+        return GraphBackend(mesh, part.rank, operators, wait, begin), lambda axes: None
     return by_mpi(mesh, part)
 
 
@@ -110,8 +110,8 @@ def graph_collectives(collectives: str, part: Processes, mesh: Mesh, in_stages: 
         tensorflow_server.check_running()
         from .collectives.tensorflow import TensorFlowCollectives
 
-        is_chained, in_order = in_stages or tensorflow_server.is_chained(), os.environ.get("TENSOROPT_RANK_ORDER") != "0"
-        return TensorFlowCollectives(part.comm, mesh, is_chained, tensorflow_server.is_by_nccl(), in_order)
+        is_chained, is_ordered = in_stages or tensorflow_server.is_chained(), os.environ.get("TENSOROPT_RANK_ORDER") != "0"
+        return TensorFlowCollectives(part.comm, mesh, is_chained, tensorflow_server.is_by_nccl(), is_ordered)
     from .collectives.horovod import HorovodCollectives
 
     return HorovodCollectives(part.comm, mesh, same_on_all(part))  # process sets are made while graphs are built
@@ -121,10 +121,10 @@ def taking_part(n_devices: int, processes: Processes) -> Processes:
     """Return the first ``n_devices`` ranks; a rank that isn't among them waits for the others and ends here."""
     if processes.alone:
         return processes
-    takes_part = processes.rank < n_devices
+    has_work = processes.rank < n_devices
     with processes.waiting_in("the choice of ranks"):
-        comm = processes.comm.Split(int(not takes_part), processes.rank)
-    if not takes_part:
+        comm = processes.comm.Split(int(not has_work), processes.rank)
+    if not has_work:
         print(
             f"rank {processes.rank} has nothing to do: the plan needs {n_devices} of {processes.size} devices; it "
             "waits for the others",
@@ -140,20 +140,20 @@ def by_mpi(mesh: Mesh, part: Processes) -> tuple[CommunicatingBackend, Prepare]:
     """Return the backend by which ranks communicate by MPI, and what forms the groups of its collectives."""
     from .collectives.mpi import MpiCommunicator
 
-    naps = all(part.gather(part.naps))
+    has_naps = all(part.gather(part.naps))
     critical, overlappable = part.waiting
-    communicator = MpiCommunicator(part.comm, mesh, part.begin_collective, naps)
-    is_over_link = naps and part.are_apart
+    communicator = MpiCommunicator(part.comm, mesh, part.begin_collective, has_naps)
+    is_over_link = has_naps and part.are_apart
     backend = CommunicatingBackend(mesh, part.rank, communicator, critical, is_over_link=is_over_link)
     if not is_over_link or not all(part.gather(_allows_two_chains())):
         return backend, communicator.prepare
-    behind = MpiCommunicator(part.comm, mesh, lambda: part.begin_collective(OVERLAPPABLE), gives_way=True)
+    second_communicator = MpiCommunicator(part.comm, mesh, lambda: part.begin_collective(OVERLAPPABLE), gives_way=True)
 
     def prepare(axes: Sequence[Axes]) -> None:
         communicator.prepare(axes)
-        behind.prepare(axes)
+        second_communicator.prepare(axes)
 
-    overlappable_backend = CommunicatingBackend(mesh, part.rank, behind, overlappable, is_over_link=True)
+    overlappable_backend = CommunicatingBackend(mesh, part.rank, second_communicator, overlappable, is_over_link=True)
     return replace(backend, overlappable=overlappable_backend), prepare
 
 
@@ -171,10 +171,10 @@ def same_on_all(processes: Processes) -> Callable[[str], None]:
     """Return a function that every rank must call with the same text; it raises InputError if the texts differ."""
 
     def agree(text: str) -> None:
-        other = processes.first_that_differs(text)
-        if other is not None:
+        rank = processes.first_that_differs(text)
+        if rank is not None:
             raise InputError(
-                f"ranks 0 and {other} come with different plans, versions or fetches (rank {processes.rank}: {text}); every "
+                f"ranks 0 and {rank} come with different plans, versions or fetches (rank {processes.rank}: {text}); every "
                 "rank must run the same script on the same versions"
             )
 
@@ -194,14 +194,14 @@ class Agreement:
             dump("collectives", *log)
         if self.prepare is None:
             return
-        other = self.processes.first_that_differs(digest, "the comparison of what is about to run")
-        if other is not None:
+        rank = self.processes.first_that_differs(digest, "the comparison of what is about to run")
+        if rank is not None:
             raise InputError(
-                f"ranks 0 and {other} built different graphs for this run; every rank must call tensoropt.run with the same "
+                f"ranks 0 and {rank} built different graphs for this run; every rank must call tensoropt.run with the same "
                 "fetches and feeds, in the same order"
             )
-        wanted = {parse_axes(entry.axes) for entry in log} - self._prepared
-        if wanted:
+        axes = {parse_axes(entry.axes) for entry in log} - self._prepared
+        if axes:
             with self.processes.waiting_in("the groups of collectives"):
-                self.prepare(sorted(wanted))
-            self._prepared |= wanted
+                self.prepare(sorted(axes))
+            self._prepared |= axes

@@ -102,9 +102,9 @@ def execute(
     )
     path_finders = [stage.path_finder(PlainCosts()) for stage in plan.stages]
     _check_programs(plan, views, path_finders, processes)
-    part = own = processes
+    part = stage_part = processes
     backends: dict[int, Backend] = {number: EmulatedBackend(stage.mesh) for number, stage in enumerate(plan.stages)}
-    agree, in_order, others = Agreement(own, None), False, dict[str, Any](machine_of=(0,) * plan.parallelism)
+    agree, is_ordered, options = Agreement(stage_part, None), False, dict[str, Any](machine_of=(0,) * plan.parallelism)
     if collectives == EMULATED:
         memory = PlanMemory.of(plan)
         state = sum(len(view.devices) * state_bytes(view.whole) for view in views)
@@ -115,23 +115,23 @@ def execute(
         check_available_memory(max(state, plan.peak_bytes or 0), processes.local_size, memory)
         part = taking_part(plan.parallelism, processes)
         numbers = [number for number, view in enumerate(views) if part.rank in view.devices]
-        own = part if len(plan.submeshes) == 1 else _of_stage(part, numbers[0])
-        backend, prepare = communicating(plan.stages[numbers[0]].mesh, own, collectives, own is not part)
-        backends, agree, in_order = dict.fromkeys(numbers, backend), Agreement(own, prepare), runs_in_order(part)
+        stage_part = part if len(plan.submeshes) == 1 else _stage_processes(part, numbers[0])
+        backend, prepare = communicating(plan.stages[numbers[0]].mesh, stage_part, collectives, stage_part is not part)
+        backends, agree, is_ordered = dict.fromkeys(numbers, backend), Agreement(stage_part, prepare), runs_in_order(part)
     names = [op.name for op in model.graph.variables] if values_are_exchanged and collectives != EMULATED else []
-    asked = [op.name for number in backends for op in views[number].whole.graph.variables]
-    values = ValuesInStep(initial_value, names, asked) if names else initial_value
+    own_names = [op.name for number in backends for op in views[number].whole.graph.variables]
+    values = ValuesInStep(initial_value, names, own_names) if names else initial_value
     with display.phase("first values of the variables"):
         states = {
             number: StageState(
-                views[number].whole, path_finders[number], backend, values, agree, in_order=in_order, lag=_lag(backend)
+                views[number].whole, path_finders[number], backend, values, agree, in_order=is_ordered, lag=_lag(backend)
             )
             for number, backend in backends.items()
         }
         if isinstance(values, ValuesInStep):
             values.finish()
-    others |= {} if own is part else _joining(plan, part)
-    engine = Engine(stages, views, plan.orders, states, display=display, out_of_memory=memory.sentence, **others)
+    options |= {} if stage_part is part else _joining(plan, part)
+    engine = Engine(stages, views, plan.orders, states, display=display, out_of_memory=memory.sentence, **options)
     engine.initial_value = initial_value
     return Execution(plan, engine, part)
 
@@ -161,21 +161,21 @@ def _joining(plan: Plan, part: Processes) -> dict[str, Any]:
     agree = same_on_all(part)
     agree(f"the plan {hashlib.sha256(json.dumps(plan.to_json(), sort_keys=True).encode()).hexdigest()[:16]}")
 
-    def of_stage(what: str, stage: int, value: Any) -> Any:
+    def stage_value(what: str, stage: int, value: Any) -> Any:
         first = plan.stages[stage].devices[0]
-        found = part.gather(value if part.rank == first else None, what)[first]
-        assert found is not None
-        return found
+        shared = part.gather(value if part.rank == first else None, what)[first]
+        assert shared is not None
+        return shared
 
     return {
         "transfers": lambda: MpiTransfers(messages, part.waiting[CRITICAL], sending),
         "machine_of": tuple(part.hosts.index(host) for host in part.hosts),
-        "share": partial(of_stage, "what a step returns"), "describe": partial(of_stage, "the description of a stage"),
+        "share": partial(stage_value, "what a step returns"), "describe": partial(stage_value, "the description of a stage"),
         "agree": agree, "begin": part.begin_collective, "gather": part.gather,
     }  # fmt: skip
 
 
-def _of_stage(part: Processes, stage: int) -> Processes:
+def _stage_processes(part: Processes, stage: int) -> Processes:
     """Return the ranks of a stage.
 
     They have collectives of their own, so many as they need: only steps, which all take, are counted among all ranks.

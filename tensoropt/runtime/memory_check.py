@@ -33,13 +33,13 @@ def check_available_memory(n_bytes: int, local_ranks: int, memory: PlanMemory) -
     try:
         if computes_on_gpu():
             device = TensorFlowEngine().device_memory_bytes() or 0
-            fits = n_bytes <= device // (local_ranks if are_shared() else 1)
+            is_enough = n_bytes <= device // (local_ranks if are_shared() else 1)
         else:
             np.empty(n_bytes, np.uint8)
-            fits = n_bytes <= available_memory_bytes(local_ranks)
+            is_enough = n_bytes <= available_memory_bytes(local_ranks)
     except MemoryError:
-        fits = False
-    if not fits:
+        is_enough = False
+    if not is_enough:
         raise OutOfMemoryError(
             memory.sentence(f"the plan needs {memory_text(n_bytes)} of this process, which is more than it can get")
         )
@@ -51,5 +51,5 @@ def state_bytes(view: StrategyView) -> int:
     for op in view.graph.variables:
         shard = shard_bytes(op.result, view.layout(op.result))
         updates = view.graph.updates.get(op.name, ())
-        total += shard + sum(each.slots * (op.result.mem_bytes if each.is_global else shard) for each in updates)
+        total += shard + sum(update.slots * (op.result.mem_bytes if update.is_global else shard) for update in updates)
     return total

@@ -26,9 +26,9 @@ def configure_environment(prefix: Path) -> Path | None:
     name, value = MAPPING_POLICY
     if not re.search(rf"^\s*{name}\s*=", text, flags=re.MULTILINE):
         # Replaced, not rewritten: an installer may have linked the file to its cache.
-        changed = settings.with_suffix(".new")
-        changed.write_text(f"{text.rstrip()}\n\n# More ranks than cores are allowed (TensorOpt).\n{name} = {value}\n")
-        os.replace(changed, settings)
+        replacement = settings.with_suffix(".new")
+        replacement.write_text(f"{text.rstrip()}\n\n# More ranks than cores are allowed (TensorOpt).\n{name} = {value}\n")
+        os.replace(replacement, settings)
     return settings
 
 

@@ -83,7 +83,7 @@ def send_at_once(environ: MutableMapping[str, str] = os.environ, largest_buffer:
 def _largest_buffer() -> int:
     """Return the largest buffer that the kernel gives a socket, for both directions; 0 if that isn't known."""
     try:
-        return min(int(Path(f"/proc/sys/net/core/{each}mem_max").read_text()) for each in "rw")
+        return min(int(Path(f"/proc/sys/net/core/{direction}mem_max").read_text()) for direction in "rw")
     except (OSError, ValueError):
         return 0
 
@@ -97,13 +97,13 @@ def _start() -> None:
         return
     try:
         library = ctypes.CDLL(spec.origin)
-        is_initialized, start, given = ctypes.c_int(), library.MPI_Init_thread, ctypes.c_int()
+        is_initialized, start, level = ctypes.c_int(), library.MPI_Init_thread, ctypes.c_int()
         library.MPI_Initialized(ctypes.byref(is_initialized))
     except (OSError, AttributeError):
         return
     if is_initialized.value:
         return
-    start(None, None, THREAD_LEVELS.index(mpi4py.rc.thread_level), ctypes.byref(given))
+    start(None, None, THREAD_LEVELS.index(mpi4py.rc.thread_level), ctypes.byref(level))
     atexit.register(finalize)
 
 
@@ -123,18 +123,18 @@ def within_timeout(rank: int, timeout_s: float, end: Callable[[int], object] = o
         return
     started_s, frame = time.monotonic(), sys._getframe(1)
     call = code_location(frame).call
-    came = _came(rank)
+    folder = _arrivals_folder(rank)
 
     def late() -> None:
-        where = f" (in {call})" if call else ""
+        place = f" (in {call})" if call else ""
         print(
-            f"tensoropt: rank {rank} has waited for {time.monotonic() - started_s:.0f} s for all ranks to start MPI{where}: "
-            f"{_missing(came)}. All ranks must come to it; {TIMEOUT}=SECONDS lets ranks wait for longer",
+            f"tensoropt: rank {rank} has waited for {time.monotonic() - started_s:.0f} s for all ranks to start MPI{place}: "
+            f"{_missing(folder)}. All ranks must come to it; {TIMEOUT}=SECONDS lets ranks wait for longer",
             file=sys.stderr,
             flush=True,
         )
-        if came is not None:
-            shutil.rmtree(came, ignore_errors=True)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
         end(1)
 
     timer = threading.Timer(timeout_s + STAGGER_S * rank, late)
@@ -144,13 +144,13 @@ def within_timeout(rank: int, timeout_s: float, end: Callable[[int], object] = o
         yield
     finally:
         timer.cancel()
-        if came is not None:
+        if folder is not None:
             with contextlib.suppress(OSError):
-                (came / str(rank)).unlink()
-                came.rmdir()
+                (folder / str(rank)).unlink()
+                folder.rmdir()
 
 
-def _came(rank: int) -> Path | None:
+def _arrivals_folder(rank: int) -> Path | None:
     """Note that this rank has come; return the folder of all that have on this machine, or None if there can't be one."""
     job = os.environ.get(JOB_VARIABLE)
     if job is None:
@@ -164,16 +164,16 @@ def _came(rank: int) -> Path | None:
     return folder
 
 
-def _missing(came: Path | None) -> str:
+def _missing(folder: Path | None) -> str:
     """Return text on which ranks haven't come, as far as this machine knows."""
     size, local_size = (int(os.environ.get(name, 0)) for name in (SIZE_VARIABLE, LOCAL_SIZE_VARIABLE))
     try:
-        there = sorted(int(file.name) for file in came.iterdir()) if came is not None else []
+        ranks = sorted(int(file.name) for file in folder.iterdir()) if folder is not None else []
     except OSError:
-        there = []
-    if not there or len(there) == local_size:
+        ranks = []
+    if not ranks or len(ranks) == local_size:
         return "another one hasn't come, or is stopped"
     if local_size == size:
-        missing = [rank for rank in range(size) if rank not in there]
+        missing = [rank for rank in range(size) if rank not in ranks]
         return "; ".join(f"rank {rank} hasn't come, is late in the user's code, or is stopped" for rank in missing)
-    return f"of this machine's {local_size} ranks only {', '.join(map(str, there))} have come"
+    return f"of this machine's {local_size} ranks only {', '.join(map(str, ranks))} have come"

@@ -25,13 +25,13 @@ _position: list[int] = []
 _noted_s = 0.0
 
 
-def note(what: str, **content: Any) -> None:
+def note(kind: str, **content: Any) -> None:
     """Leave a note for the command that started this rank, with the step that the rank is in; it replaces an older one."""
     folder = os.environ.get(NOTES)
     if folder is None:
         return
     rank, _ = launched_as() or (0, None)
-    file = Path(folder, f"{what}.{rank}")
+    file = Path(folder, f"{kind}.{rank}")
     with contextlib.suppress(OSError):
         file.with_suffix(".partial").write_text(json.dumps({"at": _position, **content}))
         file.with_suffix(".partial").replace(file)
@@ -55,10 +55,10 @@ def note_step(fit: int, step: int) -> None:
 
 def read_notes(folder: Path) -> dict[str, dict[int, Any]]:
     """Return what ranks have noted: for each kind of note, its content by rank."""
-    found: dict[str, dict[int, Any]] = {}
+    notes: dict[str, dict[int, Any]] = {}
     for file in folder.iterdir():
-        what, _, rank = file.name.partition(".")
+        kind, _, rank = file.name.partition(".")
         if rank.isdecimal():
             with contextlib.suppress(OSError, ValueError):
-                found.setdefault(what, {})[int(rank)] = json.loads(file.read_text())
-    return found
+                notes.setdefault(kind, {})[int(rank)] = json.loads(file.read_text())
+    return notes

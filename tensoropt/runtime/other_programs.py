@@ -44,13 +44,13 @@ def execute_beside(
     first, plan = execution.engine, execution.plan
     stages, parts = _parts(first, model, micro_batches)
     views = tuple(
-        StageView.of(whole, sliced, inherited(sliced, stage.strategy), stage.devices)
-        for (whole, sliced), stage in zip(parts, plan.stages, strict=True)
+        StageView.of(full, sliced, inherited(sliced, stage.strategy), stage.devices)
+        for (full, sliced), stage in zip(parts, plan.stages, strict=True)
     )
-    known = {entry.key for entry in first.state()}
-    names = [op.name for op in model.graph.variables if op.name not in known]
-    asked = [op.name for index in first.states for op in views[index].whole.graph.variables if op.name not in known]
-    values = ValuesInStep(initial_value, names, asked)
+    keys = {entry.key for entry in first.state()}
+    names = [op.name for op in model.graph.variables if op.name not in keys]
+    own_names = [op.name for index in first.states for op in views[index].whole.graph.variables if op.name not in keys]
+    values = ValuesInStep(initial_value, names, own_names)
     states = {
         index: StageState(
             views[index].whole, plan.stages[index].path_finder(PlainCosts()), state.backend,
@@ -94,9 +94,9 @@ def _orders(first: Engine, plan: Plan, model: Model, micro_batches: int) -> Orde
 
 def _is_as_planned(first: Engine, plan: Plan, model: Model, micro_batches: int) -> bool:
     """Return whether a program takes micro-batches that are as many and as large as planned."""
-    planned = first.stages.whole.graph.operators
-    fed = [op for op in model.graph.operators.values() if op.type == PLACEHOLDER and op.name in planned]
-    is_as_large = bool(fed) and all(op.result.shape == planned[op.name].result.shape for op in fed)
+    operators = first.stages.whole.graph.operators
+    placeholders = [op for op in model.graph.operators.values() if op.type == PLACEHOLDER and op.name in operators]
+    is_as_large = bool(placeholders) and all(op.result.shape == operators[op.name].result.shape for op in placeholders)
     return is_as_large and micro_batches == plan.micro_batches
 
 
@@ -106,8 +106,8 @@ def _parts(first: Engine, model: Model, micro_batches: int) -> tuple[StagesAlike
     Raises:
         InputError: the program can't run in so many micro-batches.
     """
-    planned = first.stages
-    stages, graph = StagesAlike(model, planned.cuts, planned), model.graph
+    first_stages = first.stages
+    stages, graph = StagesAlike(model, first_stages.cuts, first_stages), model.graph
     if graph.train_steps:
         n_devices = first.backend.mesh.n_devices if first.is_everywhere else 1
         graph = model.in_micro_batches(micro_batches, n_devices).graph

@@ -32,10 +32,10 @@ class PlanMemory:
     def of(cls, plan: Plan, from_rank_0: Callable[[object], object] = lambda value: value) -> PlanMemory:
         """Return what is known of a plan: on all ranks what rank 0 knows, which alone has the frontier."""
         points = [] if plan.frontier is None else zip(plan.frontier.peaks.tolist(), plan.frontier.points, strict=True)
-        others = tuple((peak, point.time_us) for peak, point in points if peak < plan.needed_bytes)
-        known = from_rank_0(cls(plan.needed_bytes, plan.time_us, others))
-        assert isinstance(known, cls)
-        return known
+        smaller_plans = tuple((peak, point.time_us) for peak, point in points if peak < plan.needed_bytes)
+        memory = from_rank_0(cls(plan.needed_bytes, plan.time_us, smaller_plans))
+        assert isinstance(memory, cls)
+        return memory
 
     def sentence(self, what: str, device_bytes: int | None = None) -> str:
         """Return the sentence that a user reads.
@@ -49,10 +49,10 @@ class PlanMemory:
         limit = round(LESS * self.plan_bytes)
         if device_bytes is not None:
             limit = min(limit, default_limit(device_bytes))
-        has = "" if device_bytes is None else f", of {memory_text(device_bytes)} that its GPU has"
+        limit_text = "" if device_bytes is None else f", of {memory_text(device_bytes)} that its GPU has"
         return (
             f"out of memory: {what.rstrip('.')}; the plan was predicted to need {memory_text(self.plan_bytes)} per "
-            f"device{has}; {self._advice(limit)}"
+            f"device{limit_text}; {self._advice(limit)}"
         )
 
     def _advice(self, limit: int) -> str:

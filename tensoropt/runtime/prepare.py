@@ -43,7 +43,7 @@ def _report_replicated(graph: Graph, context: Context) -> None:
         return
     reported: set[str] = set()
     for op in graph.operators.values():
-        why = rule_of(op).without if op.updates is None else ""
-        if why and op.type not in reported:
+        reason = rule_of(op).without if op.updates is None else ""
+        if reason and op.type not in reported:
             reported.add(op.type)
-            logger.warning("%s runs whole on every device: %s", op.where(), why)
+            logger.warning("%s runs whole on every device: %s", op.where(), reason)

@@ -168,7 +168,7 @@ class Processes:
         """
         with self.waiting_in("the choice of ranks"):
             places = gather_objects(comm, (self.hosts[self.rank], self.gpus[self.rank : self.rank + 1]))
-        hosts, gpus = tuple(host for host, _ in places), tuple(gpu for _, own in places for gpu in own)
+        hosts, gpus = tuple(host for host, _ in places), tuple(gpu for _, rank_gpus in places for gpu in rank_gpus)
         return Processes(
             comm.rank, comm.size, hosts, comm, self.ending, self, self.waiting, self.last_calls, self.ranks_per_core, gpus
         )
@@ -225,7 +225,7 @@ class Processes:
     def first_that_differs(self, value: Value, what: str = "gather") -> int | None:
         """Return the first rank whose value (picklable) differs from rank 0's, or None; the same on every rank."""
         values = self.gather(value, what)
-        return next((rank for rank, other in enumerate(values) if other != values[0]), None)
+        return next((rank for rank, rank_value in enumerate(values) if rank_value != values[0]), None)
 
     def collect(self, value: Value, rank: int) -> list[Value] | None:
         """Return every rank's value (picklable) in rank order, on one rank; None on the others."""
@@ -258,9 +258,9 @@ class Processes:
         first = calls[0]
         for rank, call in zip(ranks, calls, strict=True):
             if (call.what, call.name) != (first.what, first.name):
-                one, other = (f"{each} ({each.what})" if call.name == first.name else each for each in (first, call))
+                left, right = (f"{call_} ({call_.what})" if call.name == first.name else call_ for call_ in (first, call))
                 raise InputError(
-                    f"ranks {ranks[0]} and {rank} make different calls: rank {ranks[0]} is in {one}, rank {rank} in {other}"
+                    f"ranks {ranks[0]} and {rank} make different calls: rank {ranks[0]} is in {left}, rank {rank} in {right}"
                     "; all ranks must make the same calls in the same order"
                 )
 
@@ -284,8 +284,8 @@ def current_processes() -> Processes:
     launched = launched_as()
     if launched is None:
         refuse_separate_processes(n_seen=1)
-        seen = _visible_gpus()
-        n_gpus = 0 if isinstance(seen, InputError) else len(seen)
+        visible = _visible_gpus()
+        n_gpus = 0 if isinstance(visible, InputError) else len(visible)
         if n_gpus > 1:
             display_here().say(f"this process computes on one of {n_gpus} GPUs; tensoropt run -n {n_gpus} SCRIPT uses all")
         return Processes(rank=0, size=1, hosts=(socket.gethostname(),))
@@ -301,8 +301,8 @@ def _bind_to_share() -> None:
     leaves ranks unbound.
     """
     local_rank, local_size = (int(os.environ.get(f"OMPI_COMM_WORLD_LOCAL_{name}", 0)) for name in ("RANK", "SIZE"))
-    free = os.sched_getaffinity(0) == os.sched_getaffinity(os.getppid())
-    if free and local_size > 1 and os.environ.get("TENSOROPT_BIND", "1") != "0":
+    is_unbound = os.sched_getaffinity(0) == os.sched_getaffinity(os.getppid())
+    if is_unbound and local_size > 1 and os.environ.get("TENSOROPT_BIND", "1") != "0":
         share = share_of_cores(usable_cores(), local_rank, local_size)
         if share:
             os.sched_setaffinity(0, share)
@@ -344,11 +344,11 @@ def _connect(launched_rank: int, launched_size: int | None) -> Processes:
     with within_timeout(launched_rank, timeout, world.Abort):
         cores = frozenset().union(*usable_cores())
         places = gather_objects(world, (MPI.Get_processor_name(), cores, _visible_gpus()))
-        hosts, own = tuple(host for host, _, _ in places), places[world.rank]
-        n_beside = sum(host == own[0] and bool(other & cores) for host, other, _ in places)
+        hosts, own_place = tuple(host for host, _, _ in places), places[world.rank]
+        n_beside = sum(host == own_place[0] and bool(rank_cores & cores) for host, rank_cores, _ in places)
         per_core = max(1.0, n_beside / len(usable_cores()))
         ending = Ending(world.Dup())
-    gpus = _gpus_of([seen for _, _, seen in places], hosts, world.rank)
+    gpus = _gpus_of([visible for _, _, visible in places], hosts, world.rank)
     return Processes(world.rank, world.size, hosts, comm=world.Dup(), ending=ending, ranks_per_core=per_core, gpus=gpus)
 
 
@@ -360,22 +360,22 @@ def _visible_gpus() -> tuple[Gpu, ...] | InputError:
         return error
 
 
-def _gpus_of(seen: Sequence[tuple[Gpu, ...] | InputError], hosts: Sequence[str], rank: int) -> tuple[Gpu, ...]:
+def _gpus_of(visible: Sequence[tuple[Gpu, ...] | InputError], hosts: Sequence[str], rank: int) -> tuple[Gpu, ...]:
     """Return each rank's GPU, of which this one has taken its own; all ranks compute the same from what all see.
 
     Raises:
         InputError: they can't be shared out, or a rank can't tell which it sees.
     """
     gpus: list[tuple[Gpu, ...]] = []
-    for number, found in enumerate(seen):
-        if isinstance(found, InputError):
-            raise InputError(f"rank {number} on {hosts[number]}: {found}")
-        gpus.append(found)
-    chosen = shares(gpus, hosts, are_shared())
-    if chosen is None:
+    for number, rank_gpus in enumerate(visible):
+        if isinstance(rank_gpus, InputError):
+            raise InputError(f"rank {number} on {hosts[number]}: {rank_gpus}")
+        gpus.append(rank_gpus)
+    own_gpus = shares(gpus, hosts, are_shared())
+    if own_gpus is None:
         return ()
-    take(chosen[rank])
-    return tuple(chosen)
+    take(own_gpus[rank])
+    return tuple(own_gpus)
 
 
 def _mpi(launched_rank: int) -> Any:

@@ -191,17 +191,17 @@ def checked_force(requested: object) -> Force:
     """
     if requested is None:
         return {}
-    if not isinstance(requested, Mapping) or not all(isinstance(pinned, Mapping) for pinned in requested.values()):
+    if not isinstance(requested, Mapping) or not all(isinstance(blocks, Mapping) for blocks in requested.values()):
         raise InputError(
             f"force takes degrees by factor by operator, such as {{'MatMul_1': {{'m': 2}}}}, got {short(requested)}"
         )
-    for name, pinned in requested.items():
-        for factor, degree in pinned.items():
+    for name, blocks in requested.items():
+        for factor, degree in blocks.items():
             if not isinstance(degree, Integral) or isinstance(degree, bool) or degree < 1:
                 raise InputError(
                     f"force takes a positive number of blocks for {name}'s factor '{factor}', got {short(degree)}"
                 )
-    return {str(name): {str(factor): int(degree) for factor, degree in pinned.items()} for name, pinned in requested.items()}
+    return {str(name): {str(factor): int(degree) for factor, degree in blocks.items()} for name, blocks in requested.items()}
 
 
 def assumptions(hardware: Hardware, model: Model) -> dict[str, object]:
@@ -214,19 +214,19 @@ def assumptions(hardware: Hardware, model: Model) -> dict[str, object]:
     }  # fmt: skip
 
 
-def checked_stages(given: object) -> tuple[int, ...]:
+def checked_stages(stages: object) -> tuple[int, ...]:
     """Return the numbers of stages that a user gave: one, or several of which the search chooses.
 
     Raises:
         InputError: they aren't whole numbers from 1 up.
     """
-    several = given if isinstance(given, (tuple, list)) else (given,)
-    for count in several:
+    counts = stages if isinstance(stages, (tuple, list)) else (stages,)
+    for count in counts:
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise InputError(f"stages takes whole numbers from 1 up, such as 2, or (1, 2) for a choice, got {short(given)}")
-    if not several:
+            raise InputError(f"stages takes whole numbers from 1 up, such as 2, or (1, 2) for a choice, got {short(stages)}")
+    if not counts:
         raise InputError("stages is empty; give whole numbers from 1 up, such as (1, 2)")
-    return tuple(dict.fromkeys(several))
+    return tuple(dict.fromkeys(counts))
 
 
 def must_be_tried(request: Request) -> bool:

@@ -23,41 +23,41 @@ def batch_that_fits(frontier: ModelFrontier, point: int, batch: int, limit_bytes
         batch: samples per step of the frontier's model.
         limit_bytes: the memory limit per device.
     """
-    program, fixed = frontier.program(point), frontier.model.graph.made_of_variables
+    program, variables = frontier.program(point), frontier.model.graph.made_of_variables
     fitting, too_many = 0, batch
     while too_many - fitting > 1:
         middle = (fitting + too_many) // 2
-        if peak_of_program(_with_batch(program, middle, batch, fixed)).n_bytes <= limit_bytes:
+        if peak_of_program(_scale_batch(program, middle, batch, variables)).n_bytes <= limit_bytes:
             fitting = middle
         else:
             too_many = middle
     return fitting
 
 
-def _with_batch(program: Sequence[Instruction], n_samples: int, batch: int, fixed: Container[str]) -> list[Instruction]:
+def _scale_batch(program: Sequence[Instruction], n_samples: int, batch: int, variables: Container[str]) -> list[Instruction]:
     """Return the program with every buffer that depends on the batch scaled by ``n_samples / batch``, rounded up."""
-    known: dict[Buffer, Buffer] = {}
+    scaled: dict[Buffer, Buffer] = {}
 
     def share(n_bytes: int) -> int:
         return -(-n_bytes * n_samples // batch)
 
     def is_fixed(buffer: Buffer) -> bool:
-        return not buffer.of or buffer.of in fixed
+        return not buffer.of or buffer.of in variables
 
-    def smaller(buffer: Buffer) -> Buffer:
+    def scale(buffer: Buffer) -> Buffer:
         if is_fixed(buffer):
             return buffer
-        if buffer not in known:
-            known[buffer] = replace(buffer, n_bytes=share(buffer.n_bytes))
-        return known[buffer]
+        if buffer not in scaled:
+            scaled[buffer] = replace(buffer, n_bytes=share(buffer.n_bytes))
+        return scaled[buffer]
 
     return [
         Instruction(
-            tuple(map(smaller, each.reads)),
-            tuple(map(smaller, each.writes)),
-            each.scratch_bytes if all(map(is_fixed, each.reads)) else share(each.scratch_bytes),
-            tuple((smaller(b), seen if is_fixed(b) else share(seen)) for b, seen in each.overwrites),
-            each.calls_python,
+            tuple(map(scale, instruction.reads)),
+            tuple(map(scale, instruction.writes)),
+            instruction.scratch_bytes if all(map(is_fixed, instruction.reads)) else share(instruction.scratch_bytes),
+            tuple((scale(b), n_bytes if is_fixed(b) else share(n_bytes)) for b, n_bytes in instruction.overwrites),
+            instruction.calls_python,
         )
-        for each in program
+        for instruction in program
     ]

@@ -74,19 +74,19 @@ class Comparison:
         for the fastest that fits.
         """
         rows = []
-        for name, each in self.all().items():
-            seconds = f"{sum(each.seconds_by_phase.values()):.2f}"
-            for point, mark in self._shown(each):
-                at = each.points[point]
-                simulated = self.simulated_us(each, point)
-                shown = "" if simulated is None else f"{simulated:,.1f}"
-                times = [f"{value:,.1f}" for value in (at.time_us, at.compute_time_us, at.network_time_us)]
-                times.insert(1, shown)
-                fits = self.limit_bytes is None or each.peak_bytes(point) <= self.limit_bytes
-                told = "" if each is self.frontier else self._above_text(each, point)
-                marks = ", ".join([*([mark] if mark else []), *([] if fits else ["does not fit"])])
-                memory = memory_text(at.sum_bytes), memory_text(each.peak_bytes(point))
-                rows.append([name, *memory, *times, told, seconds, marks])
+        for name, frontier in self.all().items():
+            seconds = f"{sum(frontier.seconds_by_phase.values()):.2f}"
+            for point, mark in self._shown(frontier):
+                costs = frontier.points[point]
+                simulated = self.simulated_us(frontier, point)
+                simulated_text = "" if simulated is None else f"{simulated:,.1f}"
+                times = [f"{value:,.1f}" for value in (costs.time_us, costs.compute_time_us, costs.network_time_us)]
+                times.insert(1, simulated_text)
+                is_within = self.limit_bytes is None or frontier.peak_bytes(point) <= self.limit_bytes
+                excess_text = "" if frontier is self.frontier else self._above_text(frontier, point)
+                marks = ", ".join([*([mark] if mark else []), *([] if is_within else ["does not fit"])])
+                memory = memory_text(costs.sum_bytes), memory_text(frontier.peak_bytes(point))
+                rows.append([name, *memory, *times, excess_text, seconds, marks])
                 name = seconds = ""
         rows += [self._plan_row(name, plan) for name, plan in self.in_stages.items()]
         times = [f"{kind} (us)" for kind in ("time", "simulated", "compute", "network")]
@@ -96,78 +96,78 @@ class Comparison:
 
     def _plan_row(self, name: str, plan: Plan) -> list[str]:
         """Return the table's row of a plan in stages."""
-        fits = self.limit_bytes is None or plan.needed_bytes <= self.limit_bytes
-        above = self._above_frontier(plan)
-        told = "less memory" if above is None else f"{above:+.2%}"
+        is_within = self.limit_bytes is None or plan.needed_bytes <= self.limit_bytes
+        excess = self._above_frontier(plan)
+        text = "less memory" if excess is None else f"{excess:+.2%}"
         devices = "+".join(str(len(submesh)) for submesh in plan.submeshes)
-        marks = f"{len(plan.stages)} stages on {devices} devices{'' if fits else ', does not fit'}"
-        return [name, "", memory_text(plan.needed_bytes), f"{plan.time_us:,.1f}", "", "", "", told, "", marks]
+        marks = f"{len(plan.stages)} stages on {devices} devices{'' if is_within else ', does not fit'}"
+        return [name, "", memory_text(plan.needed_bytes), f"{plan.time_us:,.1f}", "", "", "", text, "", marks]
 
     def _above_frontier(self, plan: Plan) -> float | None:
         """Return the fraction by which a plan is slower than the frontier; see :meth:`above`."""
-        found = self.points_of(self.frontier)
-        at = found.at(plan.needed_bytes)
-        return None if at is None else plan.time_us * 1e3 / int(found.time_ns[at]) - 1.0
+        points = self.points_of(self.frontier)
+        index = points.at(plan.needed_bytes)
+        return None if index is None else plan.time_us * 1e3 / int(points.time_ns[index]) - 1.0
 
-    def simulated_us(self, each: ModelFrontier, point: int) -> float | None:
+    def simulated_us(self, frontier: ModelFrontier, point: int) -> float | None:
         """Return the simulated time of a point that the table shows; None for others, and where it can't be simulated."""
-        if point not in {number for number, _ in self._shown(each)} or each.model.graph.is_sequential:
+        if point not in {number for number, _ in self._shown(frontier)} or frontier.model.graph.is_sequential:
             return None
-        return each.simulated_ns(point) / 1e3
+        return frontier.simulated_ns(point) / 1e3
 
-    def _above_text(self, each: ModelFrontier, point: int) -> str:
+    def _above_text(self, frontier: ModelFrontier, point: int) -> str:
         """Return how far a point is above the frontier, as text."""
-        above = self.above(each)[point]
-        if above is None:
+        excess = self.above(frontier)[point]
+        if excess is None:
             return "less memory"
-        if above == 0:
-            mem, found = int(self.points_of(each).mem_bytes[point]), self.points_of(self.frontier)
-            more = mem / int(found.mem_bytes[found.at(mem)]) - 1
-            return f"{more:+.2%} memory" if more else "on it"
-        return f"{above:+.2%}" if abs(above) < 10 else f"{above + 1:,.0f} times"
+        if excess == 0:
+            mem, points = int(self.points_of(frontier).mem_bytes[point]), self.points_of(self.frontier)
+            excess_bytes = mem / int(points.mem_bytes[points.at(mem)]) - 1
+            return f"{excess_bytes:+.2%} memory" if excess_bytes else "on it"
+        return f"{excess:+.2%}" if abs(excess) < 10 else f"{excess + 1:,.0f} times"
 
     def notes(self) -> list[str]:
         """Return notes on the rows, a sentence each: a baseline's own note, or why its points are below the frontier."""
-        own = [f"{name}: {each.note}" for name, each in self.baselines.items() if each.note]
-        return [*(f"{name}: {why}" for name, why in self.failed.items()), *own, *self.notes_below()]
+        notes = [f"{name}: {frontier.note}" for name, frontier in self.baselines.items() if frontier.note]
+        return [*(f"{name}: {reason}" for name, reason in self.failed.items()), *notes, *self.notes_below()]
 
     def notes_below(self) -> list[str]:
         """Return why points of baselines are below the frontier, a sentence for each baseline that has such points."""
-        below = ((name, each) for name, each in self.baselines.items() if self.is_below(each).any())
-        return [f"{name}: {self._why_below(each)}" for name, each in below]
+        beaten = ((name, frontier) for name, frontier in self.baselines.items() if self.is_below(frontier).any())
+        return [f"{name}: {self._why_below(frontier)}" for name, frontier in beaten]
 
-    def above(self, each: ModelFrontier) -> list[float | None]:
+    def above(self, frontier: ModelFrontier) -> list[float | None]:
         """Return for each point the fraction by which it is slower than the frontier's fastest point of no more memory.
 
         Negative where it is faster; None where the frontier has no point of so little memory.
         """
-        found, others = self.points_of(self.frontier), self.points_of(each)
-        points = [found.at(mem) for mem in others.mem_bytes.tolist()]
+        reference, compared = self.points_of(self.frontier), self.points_of(frontier)
+        points = [reference.at(mem) for mem in compared.mem_bytes.tolist()]
         return [
-            None if at is None else time_ns / int(found.time_ns[at]) - 1.0
-            for at, time_ns in zip(points, others.time_ns.tolist(), strict=True)
+            None if index is None else time_ns / int(reference.time_ns[index]) - 1.0
+            for index, time_ns in zip(points, compared.time_ns.tolist(), strict=True)
         ]
 
-    def points_of(self, each: ModelFrontier) -> Frontier:
+    def points_of(self, frontier: ModelFrontier) -> Frontier:
         """Return the points of the frontier or of a baseline by peak memory, or by memory where that isn't their order.
 
         What is proven of them is that of the search, which goes by memory.
         """
-        peaks = each.all_peaks if self._goes_by_peak else None
-        return each.found if peaks is None else replace(each.found, mem_bytes=peaks)
+        peaks = frontier.all_peaks if self._goes_by_peak else None
+        return frontier.found if peaks is None else replace(frontier.found, mem_bytes=peaks)
 
     @property
     def _goes_by_peak(self) -> bool:
         """Return whether all points, of the baselines too, are in order by peak."""
-        return all(each.all_peaks is not None for each in self.all().values())
+        return all(frontier.all_peaks is not None for frontier in self.all().values())
 
-    def is_below(self, each: ModelFrontier) -> np.ndarray:
+    def is_below(self, frontier: ModelFrontier) -> np.ndarray:
         """Return for each point whether no point of the frontier is as good in both costs: bool[P]."""
-        return np.array([above is None or above < 0 for above in self.above(each)], bool)
+        return np.array([excess is None or excess < 0 for excess in self.above(frontier)], bool)
 
     def to_json(self) -> dict[str, Any]:
         """Return the comparison as a JSON value, of the format ``FORMAT`` in version ``VERSION``."""
-        found, proven = self.points_of(self.frontier), self.frontier.certified
+        points, proven = self.points_of(self.frontier), self.frontier.certified
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -176,8 +176,8 @@ class Comparison:
             "memory_limit_bytes": self.limit_bytes,
             "exact": proven.exact,
             "gap": {"median": proven.median_gap, "worst": proven.worst_gap},
-            "turning_point": found.turning_point(),
-            "algorithms": [self._algorithm_json(name, each) for name, each in self.all().items()],
+            "turning_point": points.turning_point(),
+            "algorithms": [self._algorithm_json(name, frontier) for name, frontier in self.all().items()],
             "notes": self.notes(),
             **{name: self._plan_json(plan) for name, plan in self.in_stages.items()},
         }
@@ -192,56 +192,56 @@ class Comparison:
             "fits": self.limit_bytes is None or plan.needed_bytes <= self.limit_bytes,
         }
 
-    def _algorithm_json(self, name: str, each: ModelFrontier) -> dict[str, Any]:
+    def _algorithm_json(self, name: str, frontier: ModelFrontier) -> dict[str, Any]:
         """Return the JSON value of the frontier or a baseline, with all its points."""
-        searched = each.built.space
+        space = frontier.built.space
         points = [
             {
                 "sum_bytes": point.sum_bytes,
-                "peak_bytes": each.peak_bytes(number),
+                "peak_bytes": frontier.peak_bytes(number),
                 "time_us": point.time_us,
-                "simulated_us": self.simulated_us(each, number),
+                "simulated_us": self.simulated_us(frontier, number),
                 "compute_time_us": point.compute_time_us,
                 "network_time_us": point.network_time_us,
-                "above": above,
-                "fits": self.limit_bytes is None or each.peak_bytes(number) <= self.limit_bytes,
+                "above": excess,
+                "fits": self.limit_bytes is None or frontier.peak_bytes(number) <= self.limit_bytes,
             }
-            for number, (point, above) in enumerate(zip(each.points, self.above(each), strict=True))
+            for number, (point, excess) in enumerate(zip(frontier.points, self.above(frontier), strict=True))
         ]
         return {
             "algorithm": name,
-            "space": BASELINE_SPACES.get(searched) or described(searched),
-            "seconds": sum(each.seconds_by_phase.values()),
+            "space": BASELINE_SPACES.get(space) or described(space),
+            "seconds": sum(frontier.seconds_by_phase.values()),
             "points": points,
         }
 
-    def _shown(self, each: ModelFrontier) -> list[tuple[int, str]]:
+    def _shown(self, frontier: ModelFrontier) -> list[tuple[int, str]]:
         """Return the points that the table shows, with a mark for each."""
-        found = self.points_of(each)
-        if len(found) == 1:
+        points = self.points_of(frontier)
+        if len(points) == 1:
             return [(0, "")]
-        marks = {found.smallest(): "least memory", found.fastest(): "fastest"}
-        marks.setdefault(found.turning_point(), "turning point")
-        if each is self.frontier and self.limit_bytes is not None:
-            fastest_that_fits = found.at(self.limit_bytes)
+        marks = {points.smallest(): "least memory", points.fastest(): "fastest"}
+        marks.setdefault(points.turning_point(), "turning point")
+        if frontier is self.frontier and self.limit_bytes is not None:
+            fastest_that_fits = points.at(self.limit_bytes)
             if fastest_that_fits is not None:
                 marks.setdefault(fastest_that_fits, "fastest that fits")
         return sorted(marks.items())
 
-    def _why_below(self, each: ModelFrontier) -> str:
+    def _why_below(self, frontier: ModelFrontier) -> str:
         """Return why points of a baseline are below the frontier."""
-        n_below, found = int(self.is_below(each).sum()), self.frontier.certified
-        which = "its point is" if len(each) == 1 else f"{n_below} of its {len(each)} points are"
-        has_all = each.built.space == self.frontier.built.space or self.frontier.built.space == FULL
+        n_below, certified = int(self.is_below(frontier).sum()), self.frontier.certified
+        share = "its point is" if len(frontier) == 1 else f"{n_below} of its {len(frontier)} points are"
+        has_all = frontier.built.space == self.frontier.built.space or self.frontier.built.space == FULL
         if self._goes_by_peak and has_all:
-            return f"{which} below the frontier, whose points are in one order by memory and by peak"
-        if each.built.space == self.frontier.built.space:
-            return f"{which} below the frontier, which is {found.certificate}"
+            return f"{share} below the frontier, whose points are in one order by memory and by peak"
+        if frontier.built.space == self.frontier.built.space:
+            return f"{share} below the frontier, which is {certified.certificate}"
         if self.frontier.built.space == FULL:
-            return f"{which} below the frontier, which has all of its strategies and is {found.certificate}"
-        inexact = "" if found.exact else f", or because that is {found.certificate}"
+            return f"{share} below the frontier, which has all of its strategies and is {certified.certificate}"
+        inexact = "" if certified.exact else f", or because that is {certified.certificate}"
         return (
-            f"{which} below the frontier, since the space that was searched, {self.frontier.built.space}, doesn't have all "
+            f"{share} below the frontier, since the space that was searched, {self.frontier.built.space}, doesn't have all "
             f"of its strategies (the full one does){inexact}"
         )
 
@@ -250,20 +250,20 @@ class Comparison:
 
         It shows the frontier, its compute and network time as dotted lines, and the points or frontiers of the baselines.
         """
-        found = self.points_of(self.frontier)
-        scale, unit = _time_unit(found)
+        frontier = self.points_of(self.frontier)
+        scale, unit = _time_unit(frontier)
         self._plot_frontier(axes, scale)
-        width, height = _extent(found)
-        for (name, each), (marker, size, color) in zip(self.baselines.items(), cycle(MARKERS), strict=False):
-            points = self.points_of(each)
+        width, height = _extent(frontier)
+        for (name, baseline), (marker, size, color) in zip(self.baselines.items(), cycle(MARKERS), strict=False):
+            points = self.points_of(baseline)
             memory, times = points.mem_bytes / 1e9, points.time_ns / scale
-            near = (points.mem_bytes <= width) & (points.time_ns <= height)
-            label = name if near.any() else f"{name}: beyond, at {memory[0]:,.3g} GB, {times[0]:,.4g} {unit}"
-            label += f", on to {memory[-1]:,.3g} GB" if near.any() and not near.all() else ""
-            line = "--" if len(each) > 1 else "none"
-            (drawn,) = axes.plot(memory[near], times[near], marker, linestyle=line, drawstyle="steps-post", color=color)
+            mask = (points.mem_bytes <= width) & (points.time_ns <= height)
+            label = name if mask.any() else f"{name}: beyond, at {memory[0]:,.3g} GB, {times[0]:,.4g} {unit}"
+            label += f", on to {memory[-1]:,.3g} GB" if mask.any() and not mask.all() else ""
+            line = "--" if len(baseline) > 1 else "none"
+            (curve,) = axes.plot(memory[mask], times[mask], marker, linestyle=line, drawstyle="steps-post", color=color)
             # Hollow markers, so that points on top of each other are both seen.
-            drawn.set(label=label, markersize=size, fillstyle="none", markeredgewidth=2, zorder=4)
+            curve.set(label=label, markersize=size, fillstyle="none", markeredgewidth=2, zorder=4)
         if self.limit_bytes is not None:
             axes.axvline(self.limit_bytes / 1e9, color="gray", linestyle="-.", linewidth=1, label="memory limit")
         axes.set_xlabel("memory per device (GB)")
@@ -276,13 +276,13 @@ class Comparison:
 
     def _plot_frontier(self, axes: Axes, scale: float) -> None:
         """Draw the frontier, its compute and its network time; ``scale`` is the nanoseconds per unit of time."""
-        found = self.points_of(self.frontier)
-        memory, times, compute = found.mem_bytes / 1e9, found.time_ns / scale, self.frontier.costs.compute_ns / scale
+        points = self.points_of(self.frontier)
+        memory, times, compute = points.mem_bytes / 1e9, points.time_ns / scale, self.frontier.costs.compute_ns / scale
         axes.plot(memory, times, color="tab:blue", drawstyle="steps-post", linewidth=2, label="TensorOpt", zorder=3)
         axes.plot(memory, compute, ":", color="tab:red", drawstyle="steps-post", label="its compute")
         axes.plot(memory, times - compute, ":", color="tab:green", drawstyle="steps-post", label="its network")
-        turning = found.turning_point()
-        axes.plot(memory[turning], times[turning], "ko", fillstyle="none", markersize=10, label="turning point", zorder=5)
+        point = points.turning_point()
+        axes.plot(memory[point], times[point], "ko", fillstyle="none", markersize=10, label="turning point", zorder=5)
 
 
 def compare(
@@ -298,16 +298,16 @@ def compare(
         limit_bytes: the memory limit per device; None without a limit.
         progress: called with ("algorithm, phase", done, total) now and then.
     """
-    baselines, failed = {}, {}
+    baselines, errors = {}, {}
     for name in algorithms:
-        told = None if progress is None else under(progress, name)
+        report = None if progress is None else under(progress, name)
         try:
-            found = find_baseline(frontier, name, told)
+            baseline = find_baseline(frontier, name, report)
         except InfeasibleError as error:
-            failed[name] = str(error)
+            errors[name] = str(error)
             continue
-        baselines[name] = found.of_least_peaks(told)
-    return Comparison(frontier.joined(baselines.values(), progress), baselines, limit_bytes, failed)
+        baselines[name] = baseline.of_least_peaks(report)
+    return Comparison(frontier.joined(baselines.values(), progress), baselines, limit_bytes, errors)
 
 
 def beside_baselines(
@@ -322,25 +322,25 @@ def beside_baselines(
         plan: the fastest plan of its frontier that fits, or an unsplit one beside its frontier.
         algorithms, limit_bytes, progress: as in :func:`compare`.
     """
-    (found,) = plan.frontier.without_stages
-    compared = compare(found, algorithms, limit_bytes, progress)
-    if np.array_equal(compared.frontier.found.strategies, found.found.strategies):
-        return plan, replace(compared, frontier=found)
-    joined = frontier_of_whole(compared.frontier, plan.frontier.assumed)
-    joined = replace(joined, seconds_by_phase=plan.frontier.seconds_by_phase)
+    (frontier,) = plan.frontier.without_stages
+    comparison = compare(frontier, algorithms, limit_bytes, progress)
+    if np.array_equal(comparison.frontier.found.strategies, frontier.found.strategies):
+        return plan, replace(comparison, frontier=frontier)
+    joint = frontier_of_whole(comparison.frontier, plan.frontier.assumed)
+    joint = replace(joint, seconds_by_phase=plan.frontier.seconds_by_phase)
     if plan.point is None:
-        return replace(plan, frontier=joined, frontier_text=joined.table()), compared
-    point = joined.fastest_within(limit_bytes)
+        return replace(plan, frontier=joint, frontier_text=joint.table()), comparison
+    point = joint.fastest_within(limit_bytes)
     assert point is not None, "for each point there is one of no larger peak"
-    return joined.plan(point, plan.option), compared
+    return joint.plan(point, plan.option), comparison
 
 
-def _time_unit(found: Frontier) -> tuple[float, str]:
+def _time_unit(frontier: Frontier) -> tuple[float, str]:
     """Return a unit that suits the frontier's times: its nanoseconds and its name."""
-    slowest = int(found.time_ns[0])
+    slowest = int(frontier.time_ns[0])
     return next(((scale, unit) for scale, unit in ((1e9, "s"), (1e6, "ms")) if slowest >= scale), (1e3, "us"))
 
 
-def _extent(found: Frontier) -> tuple[float, float]:
+def _extent(frontier: Frontier) -> tuple[float, float]:
     """Return the largest memory (bytes) and time (ns) that a picture shows."""
-    return FARTHEST * int(found.mem_bytes[-1]), FARTHEST * int(found.time_ns[0])
+    return FARTHEST * int(frontier.mem_bytes[-1]), FARTHEST * int(frontier.time_ns[0])

@@ -16,8 +16,8 @@ def unreachable_point(request: Request, parallelism: int, least_bytes: int, exac
     """Return the point of a parallelism at which nothing fits, and the least that would be needed is known."""
     hardware, levels = request.hardware, request.hardware.mesh(parallelism).levels
     machines = levels[0].count if len(levels) > 1 else 1
-    of_one = hardware.price_per_hour, hardware.device.watts
-    price, watts = (None if each is None else each * parallelism for each in of_one)
+    rates = hardware.price_per_hour, hardware.device.watts
+    price, watts = (None if rate is None else rate * parallelism for rate in rates)
     return CurvePoint(
         parallelism, False, least_bytes, None, None, exact, cluster=hardware.name, machines=machines,
         batch=request.model.graph.batch, limit_bytes=request.limit_bytes, price_per_hour=price, watts=watts,
@@ -27,13 +27,13 @@ def unreachable_point(request: Request, parallelism: int, least_bytes: int, exac
 def curve_point(frontier: Frontier, request: Request) -> CurvePoint:
     """Return the point for a frontier: its fastest plan that fits, or the one of least memory."""
     limit, points = request.limit_bytes, frontier.points
-    number, least, more = frontier.fastest_within(limit), frontier.least_point(), limit and round(limit * MORE)
-    some = {least, number, frontier.fastest_within(more), frontier.fastest_within(None)}
-    ends = sorted((frontier.peak_bytes(each), points[each].time_us) for each in some if each is not None)
+    number, smallest, margin_bytes = frontier.fastest_within(limit), frontier.least_point(), limit and round(limit * MORE)
+    numbers = {smallest, number, frontier.fastest_within(margin_bytes), frontier.fastest_within(None)}
+    ends = sorted((frontier.peak_bytes(i), points[i].time_us) for i in numbers if i is not None)
     count, exact = frontier.mesh.n_devices, frontier.found.exact
     blank = replace(unreachable_point(request, count, ends[0][0], exact), ends=tuple(ends))
     if number is None:
-        return replace(blank, stages=frontier.passes(least).stages)
+        return replace(blank, stages=frontier.passes(smallest).stages)
     time_us, compute_us = points[number].time_us, points[number].compute_time_us
     return replace(
         blank, fits=True, peak_bytes=frontier.peak_bytes(number), stages=frontier.passes(number).stages,

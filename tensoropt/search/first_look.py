@@ -69,9 +69,9 @@ class Held:
 
     def __str__(self) -> str:
         sums = ", the batch and sums of gradients" if self.micro_batches > 1 else " and the batch"
-        how = f"in {self.micro_batches} micro-batches" if self.micro_batches > 1 else "without micro-batches"
-        kept = f", and what the backward pass reads {memory_text(self.kept)} more" if self.kept else ""
-        return f"parameters, slots{sums} alone take {memory_text(self.states)} {how}{kept}"
+        slices = f"in {self.micro_batches} micro-batches" if self.micro_batches > 1 else "without micro-batches"
+        residuals = f", and what the backward pass reads {memory_text(self.kept)} more" if self.kept else ""
+        return f"parameters, slots{sums} alone take {memory_text(self.states)} {slices}{residuals}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,24 +90,24 @@ class FirstLook:
 
     def certainly_not(self, limit_bytes: int) -> bool:
         """Return whether no plan fits a limit."""
-        return self.best is None and all(each.n_bytes > limit_bytes for each in self.held)
+        return self.best is None and all(need.n_bytes > limit_bytes for need in self.held)
 
     def text(self, limit_bytes: int) -> str:
         """Return what is known in a sentence."""
         n_devices = self.tried[0].mesh.n_devices
-        where = f"on {counted(n_devices, 'device')} within {memory_text(limit_bytes)}"
+        place = f"on {counted(n_devices, 'device')} within {memory_text(limit_bytes)}"
         if self.best is not None:
             frontier, point = self.best
             n, time_us = frontier.model.graph.n_micro_batches, int(frontier.costs.time_ns[point]) / 1e3
-            how = f" in {n} micro-batches" if n > 1 else ""
+            slices = f" in {n} micro-batches" if n > 1 else ""
             return (
-                f"yes, {where}: at least a plan of {memory_text(frontier.peak_bytes(point))} and {time_text(time_us)} per "
-                f"step{how}; faster ones are searched"
+                f"yes, {place}: at least a plan of {memory_text(frontier.peak_bytes(point))} and {time_text(time_us)} per "
+                f"step{slices}; faster ones are searched"
             )
         if self.certainly_not(limit_bytes):
-            return f"no, not {where} without stages: {'; '.join(map(str, self.held))}"
-        least = min(each.peak_bytes(each.least_point()) for each in self.tried)
-        return f"not known yet {where}: the least that was looked at is {memory_text(least)}; it is searched"
+            return f"no, not {place} without stages: {'; '.join(map(str, self.held))}"
+        n_bytes = min(frontier.peak_bytes(frontier.least_point()) for frontier in self.tried)
+        return f"not known yet {place}: the least that was looked at is {memory_text(n_bytes)}; it is searched"
 
 
 def first_look(request: Request, parallelism: int, counts: Sequence[int]) -> FirstLook | None:
@@ -120,20 +120,20 @@ def first_look(request: Request, parallelism: int, counts: Sequence[int]) -> Fir
     is_open = request.algorithm not in OTHERS and request.objectives == MEMORY_TIME and not request.placed
     if limit is None or not is_open or len(request.model.graph.step_operators) < LARGE:
         return None
-    tried: list[ModelFrontier] = []
-    held: tuple[Held, ...] = ()
-    for looked in _looks(request, parallelism, counts):
+    frontiers: list[ModelFrontier] = []
+    needs: tuple[Held, ...] = ()
+    for look in _looks(request, parallelism, counts):
         try:
-            tried.append(looked())
+            frontiers.append(look())
         except (InputError, InfeasibleError):
             continue  # the search says why
-        point = tried[-1].fastest_within(limit)
+        point = frontiers[-1].fastest_within(limit)
         if point is not None:
-            return FirstLook(tuple(tried), (tried[-1], point), ())
-        held = held_anyway(request, tried, counts)
-        if all(each.n_bytes > limit for each in held):
+            return FirstLook(tuple(frontiers), (frontiers[-1], point), ())
+        needs = held_anyway(request, frontiers, counts)
+        if all(need.n_bytes > limit for need in needs):
             break
-    return FirstLook(tuple(tried), None, held) if tried else None
+    return FirstLook(tuple(frontiers), None, needs) if frontiers else None
 
 
 def _looks(request: Request, parallelism: int, counts: Sequence[int]) -> Iterator[Callable[[], ModelFrontier]]:
@@ -147,7 +147,7 @@ def _looks(request: Request, parallelism: int, counts: Sequence[int]) -> Iterato
 
 def _evaluated(request: Request, mesh: Mesh, n: int, is_coarse: bool) -> ModelFrontier:
     """Return strategies in a number of micro-batches, from the fastest to about the least memory."""
-    began = time.perf_counter()
+    start_s = time.perf_counter()
     model = request.model.in_micro_batches(n, mesh.n_devices)
     costing = costing_of(model, request.hardware, mesh, request.known)
     space = request.space or space_for(model.graph, mesh)
@@ -166,57 +166,57 @@ def _evaluated(request: Request, mesh: Mesh, n: int, is_coarse: bool) -> ModelFr
     builder = ProblemBuilder(
         model.graph, model.backward, costing, mesh, space, request.force, progress, states=states, choices=choices
     )
-    built = rematerializing_problem(builder, model) if REMAT not in request.without else None
-    built = built or problem_of(builder, model, builder.build())
-    found = _corners(built)
-    return ModelFrontier(model, request.hardware, built, costing, found, {"look": time.perf_counter() - began})
+    problem = rematerializing_problem(builder, model) if REMAT not in request.without else None
+    problem = problem or problem_of(builder, model, builder.build())
+    frontier = _corners(problem)
+    return ModelFrontier(model, request.hardware, problem, costing, frontier, {"look": time.perf_counter() - start_s})
 
 
-def _corners(built: StrategyProblem) -> Frontier:
+def _corners(problem: StrategyProblem) -> Frontier:
     """Return the fastest strategy and some towards the least memory, each the least of a weighted sum.
 
     Raises:
         InfeasibleError: no strategy is possible.
     """
-    search = WeightedSearch(built.problem)
-    most_mem, most_time = (float(max(most, 1)) for most in search.most)
-    small, fast = search.least((1.0, LITTLE * most_mem / most_time)), search.least((LITTLE * most_time / most_mem, 1.0))
-    least_mem = small.bound / small.weights[0] - LITTLE * most_mem
-    least_time = fast.bound / fast.weights[1] - LITTLE * most_time
-    corner = [np.array([max(1, int(least))]) for least in (least_mem, least_time)]
+    search = WeightedSearch(problem.problem)
+    most_mem, most_time = (float(max(bound, 1)) for bound in search.most)
+    leanest, fastest = search.least((1.0, LITTLE * most_mem / most_time)), search.least((LITTLE * most_time / most_mem, 1.0))
+    least_mem = leanest.bound / leanest.weights[0] - LITTLE * most_mem
+    least_time = fastest.bound / fastest.weights[1] - LITTLE * most_time
+    corner = [np.array([max(1, int(cost))]) for cost in (least_mem, least_time)]
     bound = LowerBound(corner[0], corner[1], "the ends of the frontier")
-    found = [fast]
+    results = [fastest]
     for _ in range(N_BETWEEN):
-        faster = found[-1]
-        weights = float(max(1, small.time_ns - faster.time_ns)), float(max(1, faster.mem_bytes - small.mem_bytes))
-        found.append(search.least(weights))
-    found = [each for each in found if each.strategy is not None]
-    if not found:
+        last = results[-1]
+        weights = float(max(1, leanest.time_ns - last.time_ns)), float(max(1, last.mem_bytes - leanest.mem_bytes))
+        results.append(search.least(weights))
+    results = [result for result in results if result.strategy is not None]
+    if not results:
         raise InfeasibleError("no strategy is possible")
-    strategies = np.array([each.strategy for each in found], np.int32)
-    mem = np.array([each.mem_bytes for each in found], np.int64) + built.missing_bytes(strategies)
-    time_ns = np.array([each.time_ns for each in found], np.int64) - built.overlap_ns(strategies)
-    if built.overlap is not None:
-        bound = bound.lowered(built.overlap.most_ns)
-    kept = reduce_unsorted(mem, time_ns)
-    return Frontier(mem[kept], time_ns[kept], strategies[kept], {}, LOOK, bound)
+    strategies = np.array([result.strategy for result in results], np.int32)
+    mem = np.array([result.mem_bytes for result in results], np.int64) + problem.missing_bytes(strategies)
+    time_ns = np.array([result.time_ns for result in results], np.int64) - problem.overlap_ns(strategies)
+    if problem.overlap is not None:
+        bound = bound.lowered(problem.overlap.most_ns)
+    minimal = reduce_unsorted(mem, time_ns)
+    return Frontier(mem[minimal], time_ns[minimal], strategies[minimal], {}, LOOK, bound)
 
 
-def held_anyway(request: Request, tried: Sequence[ModelFrontier], counts: Sequence[int]) -> tuple[Held, ...]:
+def held_anyway(request: Request, frontiers: Sequence[ModelFrontier], counts: Sequence[int]) -> tuple[Held, ...]:
     """Return what no plan without stages can do with less than in the first and the last of some numbers of micro-batches.
 
     Args:
-        tried: strategies on as many devices, which tell what may be rematerialized; where none are in a number of
+        frontiers: strategies on as many devices, which tell what may be rematerialized; where none are in a number of
             micro-batches, anything may be.
     """
-    model, n_devices, held = request.model, tried[0].mesh.n_devices, []
+    model, n_devices, needs = request.model, frontiers[0].mesh.n_devices, []
     for n in dict.fromkeys([counts[0], counts[-1]]):
         states = least_held_bytes(model.graph, n_devices)
         states += least_summed_bytes(model.in_micro_batches(n), n_devices) if n > 1 else 0
-        looked = next((each for each in tried if each.model.graph.n_micro_batches == n), None)
-        if looked is None:
-            held.append(Held(n, states, 0))
+        frontier = next((candidate for candidate in frontiers if candidate.model.graph.n_micro_batches == n), None)
+        if frontier is None:
+            needs.append(Held(n, states, 0))
             continue
-        remade = {node.operators[k].name for node, of_node in looked.built.nodes for k in of_node.rematerialized}
-        held.append(Held(n, states, least_kept_bytes(looked.costing, n_devices, remade)))
-    return tuple(held)
+        remade = {node.operators[k].name for node, node_states in frontier.built.nodes for k in node_states.rematerialized}
+        needs.append(Held(n, states, least_kept_bytes(frontier.costing, n_devices, remade)))
+    return tuple(needs)

@@ -52,36 +52,36 @@ MOST_DEVICES = 16
 """The most devices that are tried, or four times as many as the hardware has if that is more."""
 
 
-def time_for_more(tried: Sequence[ModelFrontier], started: float) -> float:
+def time_for_more(results: Sequence[ModelFrontier], start_s: float) -> float:
     """Return the deadline for the explanation, on the clock of ``time.monotonic``.
 
     Args:
-        tried: the frontiers that were searched so far.
-        started: the time at which the first of these searches started, on the same clock.
+        results: the frontiers that were searched so far.
+        start_s: the time at which the first of these searches started, on the same clock.
     """
-    whole = (each for each in tried if each.model.graph.n_micro_batches == 1)
-    seconds = sum(sum(each.seconds_by_phase.values()) for each in whole)
-    is_looked_at = all(each.found.algorithm == LOOK for each in tried)
-    now = time.monotonic()
-    return max(started + OF_SEARCH * seconds, now + LEAST_S, now + (OF_SEARCH - 1) * (now - started) * is_looked_at)
+    unsliced = (frontier for frontier in results if frontier.model.graph.n_micro_batches == 1)
+    seconds = sum(sum(frontier.seconds_by_phase.values()) for frontier in unsliced)
+    is_looked_at = all(frontier.found.algorithm == LOOK for frontier in results)
+    now_s = time.monotonic()
+    return max(start_s + OF_SEARCH * seconds, now_s + LEAST_S, now_s + (OF_SEARCH - 1) * (now_s - start_s) * is_looked_at)
 
 
 def nothing_fits(
-    request: Request, tried: Sequence[ModelFrontier], started: float, in_stages: Frontier[PlanPoint] | None = None
+    request: Request, results: Sequence[ModelFrontier], start_s: float, staged: Frontier[PlanPoint] | None = None
 ) -> str:
     """Return the error message for a search on which nothing fits.
 
     Args:
         request: the request, with a memory limit.
-        tried: the frontiers that were searched, at one parallelism or several.
-        started: the time at which the first search started, by ``time.monotonic``.
-        in_stages: the frontier of least memory in stages; None where none was searched.
+        results: the frontiers that were searched, at one parallelism or several.
+        start_s: the time at which the first search started, by ``time.monotonic``.
+        staged: the frontier of least memory in stages; None where none was searched.
     """
     assert request.limit_bytes is not None
-    deadline = time_for_more(tried, started)
-    least = least_needed(request, tried, deadline)
-    n_devices, n_micro_batches = least.frontier.mesh.n_devices, least.frontier.model.graph.n_micro_batches
-    how = (
+    deadline = time_for_more(results, start_s)
+    smallest = least_needed(request, results, deadline)
+    n_devices, n_micro_batches = smallest.frontier.mesh.n_devices, smallest.frontier.model.graph.n_micro_batches
+    slices_text = (
         f" in {n_micro_batches} micro-batches"
         if n_micro_batches > 1
         else " without micro-batches"
@@ -89,62 +89,62 @@ def nothing_fits(
         else ""
     )
     text = f"no plan fits {request.limit_bytes:,} bytes ({memory_text(request.limit_bytes)}) per device: the least on "
-    text += f"{counted(n_devices, 'device')}{'' if least.is_sure else ' that was found in time'} is "
-    text += f"{least.n_bytes:,} bytes ({memory_text(least.n_bytes)}) per device{how}{_most_of_it(least)}"
-    looked = [each for each in tried if each.mesh.n_devices == n_devices]
-    held = held_anyway(request, looked, micro_batches_to_look_at(request, n_devices))
-    if all(each.n_bytes > request.limit_bytes for each in held):
-        text += f"; {'; '.join(map(str, held))}"
-    enough = least.n_bytes
-    if in_stages is not None and in_stages.points_of[0].peak_bytes < enough:
-        point = in_stages.points_of[0]
+    text += f"{counted(n_devices, 'device')}{'' if smallest.is_sure else ' that was found in time'} is "
+    text += f"{smallest.n_bytes:,} bytes ({memory_text(smallest.n_bytes)}) per device{slices_text}{_most_of_it(smallest)}"
+    candidates = [frontier for frontier in results if frontier.mesh.n_devices == n_devices]
+    needs = held_anyway(request, candidates, micro_batches_to_look_at(request, n_devices))
+    if all(need.n_bytes > request.limit_bytes for need in needs):
+        text += f"; {'; '.join(map(str, needs))}"
+    enough = smallest.n_bytes
+    if staged is not None and staged.points_of[0].peak_bytes < enough:
+        point = staged.points_of[0]
         slices = f"{point.micro_batches} micro-batches" if point.micro_batches > 1 else "with the batch at once"
         text += f"; in {point.n_stages} stages {'and ' * (point.micro_batches > 1)}{slices} it is "
-        text += f"{point.peak_bytes:,} bytes ({memory_text(point.peak_bytes)}) on {in_stages.mesh.n_devices} devices"
+        text += f"{point.peak_bytes:,} bytes ({memory_text(point.peak_bytes)}) on {staged.mesh.n_devices} devices"
         enough = point.peak_bytes
-    ways = _Ways(request, least, deadline).found()
-    return f"{text}; use {', '.join([*ways, ''])}{'or ' * bool(ways)}memory={enough} or more"
+    advice = _Ways(request, smallest, deadline).found()
+    return f"{text}; use {', '.join([*advice, ''])}{'or ' * bool(advice)}memory={enough} or more"
 
 
-def least_needed(request: Request, tried: Sequence[ModelFrontier], deadline: float) -> LeastMemory:
+def least_needed(request: Request, results: Sequence[ModelFrontier], deadline: float) -> LeastMemory:
     """Return the point that needs the least memory, of the frontiers that were searched and of the smallest micro-batches.
 
     The latter are searched here if the request leaves micro-batches open and none were searched before.
 
     Args:
-        tried: the frontiers that were searched so far.
+        results: the frontiers that were searched so far.
         deadline: the time at which to stop, by ``time.monotonic``.
     """
-    found = [LeastMemory.of(each) for each in tried]
+    leasts = [LeastMemory.of(frontier) for frontier in results]
     has_looked = True
-    if may_use_micro_batches(request) and all(each.model.graph.n_micro_batches == 1 for each in tried):
+    if may_use_micro_batches(request) and all(frontier.model.graph.n_micro_batches == 1 for frontier in results):
         progress = until_deadline(deadline, request.progress)
-        n_devices = min(found, key=lambda each: each.n_bytes).frontier.mesh.n_devices
+        n_devices = min(leasts, key=lambda least_memory: least_memory.n_bytes).frontier.mesh.n_devices
         try:
             progress("costs", 0, 1)
-            for each in least_in_micro_batches(replace(request, progress=progress), n_devices):
-                found.append(LeastMemory.of(each))
+            for frontier in least_in_micro_batches(replace(request, progress=progress), n_devices):
+                leasts.append(LeastMemory.of(frontier))
         except DeadlineError:
             has_looked = False
-    least = min(found, key=lambda each: each.n_bytes)
-    return replace(least, is_sure=has_looked and all(each.is_sure for each in found))
+    smallest = min(leasts, key=lambda least_memory: least_memory.n_bytes)
+    return replace(smallest, is_sure=has_looked and all(least_memory.is_sure for least_memory in leasts))
 
 
-def _most_of_it(least: LeastMemory) -> str:
+def _most_of_it(smallest: LeastMemory) -> str:
     """Return a phrase that names what most of a peak is for, and the user's operator with the largest share.
 
     An operator's share consists of its results, their copies and gradients, and a variable's slots.
     """
-    peak, producers = least.frontier.peak(least.point), least.frontier.model.graph.producers
+    peak, producers = smallest.frontier.peak(smallest.point), smallest.frontier.model.graph.producers
     groups, amounts = Counter[str](), Counter[str]()
     for use, n_bytes in peak.by_use.items():
         groups["parameters and slots" if use in (PARAMETERS, SLOTS) else use] += n_bytes
     for tensor, n_bytes in peak.by_tensor.items():
         amounts[producers[tensor].where()] += n_bytes
-    ((group, of_group),) = groups.most_common(1) or [("", 0)]
-    ((where, of_operator),) = amounts.most_common(1) or [("", 0)]
-    most = f", {memory_text(of_group)} of it for {group}" if group else ""
-    return f"{most} and, whatever the use, {memory_text(of_operator)} for {where}" if where else most
+    ((group, group_bytes),) = groups.most_common(1) or [("", 0)]
+    ((place, place_bytes),) = amounts.most_common(1) or [("", 0)]
+    phrase = f", {memory_text(group_bytes)} of it for {group}" if group else ""
+    return f"{phrase} and, whatever the use, {memory_text(place_bytes)} for {place}" if place else phrase
 
 
 @dataclass
@@ -173,13 +173,13 @@ class _Ways:
         These are a switch, a quick search, a smaller batch, more devices, a long search. Those for which there wasn't the
         time come last, and say so.
         """
-        ways: list[str] = []
-        for look in (self._switched_off, self._compact, self._fewer_samples, self._more_devices, self._full):
-            if len(ways) < MOST_WAYS:
-                ways += look()
-        if self.perhaps and len(ways) < MOST_WAYS:
-            ways.append(f"perhaps {' or '.join(self.perhaps)} (there wasn't the time to look)")
-        return ways
+        suggestions: list[str] = []
+        for search in (self._switched_off, self._compact, self._fewer_samples, self._more_devices, self._full):
+            if len(suggestions) < MOST_WAYS:
+                suggestions += search()
+        if self.perhaps and len(suggestions) < MOST_WAYS:
+            suggestions.append(f"perhaps {' or '.join(self.perhaps)} (there wasn't the time to look)")
+        return suggestions
 
     def _switched_off(self) -> list[str]:
         """Try a search with each switched-off choice by itself; if that isn't enough, with all of them.
@@ -197,9 +197,9 @@ class _Ways:
             return []
         for words, request in options.items():
             search = "a search " * words.startswith("without")
-            found = self._searched(request, words, self.least.frontier.mesh.n_devices, f"{search}{words}")
-            if found:
-                return found
+            suggestion = self._suggest(request, words, self.least.frontier.mesh.n_devices, f"{search}{words}")
+            if suggestion:
+                return suggestion
         return []
 
     def _with(self, name: str) -> Request:
@@ -212,19 +212,19 @@ class _Ways:
         The fastest is tried too because it may hold less of the parameters.
         """
         frontier, batch = self.least.frontier, self.request.model.graph.batch
-        of_variables = least_held_bytes(self.request.model.graph, frontier.mesh.n_devices, of=(VARIABLE,))
-        if batch is None or of_variables > self.limit_bytes:
+        variable_bytes = least_held_bytes(self.request.model.graph, frontier.mesh.n_devices, of=(VARIABLE,))
+        if batch is None or variable_bytes > self.limit_bytes:
             return []
         points = {self.least.point, frontier.fastest_within(None)}
-        most = max(batch_that_fits(frontier, point, batch, self.limit_bytes) for point in points)
+        n_samples = max(batch_that_fits(frontier, point, batch, self.limit_bytes) for point in points)
         n_devices = frontier.mesh.n_devices
-        if most >= n_devices:
-            most -= most % n_devices
-        return [f"a batch of about {most} instead of {batch} (an estimate)"] if most else []
+        if n_samples >= n_devices:
+            n_samples -= n_samples % n_devices
+        return [f"a batch of about {n_samples} instead of {batch} (an estimate)"] if n_samples else []
 
     def _more_devices(self) -> list[str]:
         """Search at larger parallelisms until one fits; beyond the hardware, with more devices or machines of its kind."""
-        for count, hardware in _larger(self.request.hardware, self.least.frontier.mesh.n_devices):
+        for count, hardware in _larger_parallelisms(self.request.hardware, self.least.frontier.mesh.n_devices):
             if least_held_bytes(self.request.model.graph, count) > self.limit_bytes:
                 continue
             try:
@@ -233,9 +233,9 @@ class _Ways:
                 continue
             request = replace(self.request, hardware=hardware, force={})
             n_perhaps = len(self.perhaps)
-            found = self._searched(request, f"{count} devices", count, f"{count} devices")
-            if found or len(self.perhaps) > n_perhaps:
-                return found
+            suggestions = self._suggest(request, f"{count} devices", count, f"{count} devices")
+            if suggestions or len(self.perhaps) > n_perhaps:
+                return suggestions
         return []
 
     def _compact(self) -> list[str]:
@@ -256,16 +256,16 @@ class _Ways:
         if least_held_bytes(self.request.model.graph, n_devices) > self.limit_bytes:
             return []
         request = replace(self.request, space=space)
-        return self._searched(request, f"{space} space", n_devices, f"tensoropt search --space {space}")
+        return self._suggest(request, f"{space} space", n_devices, f"tensoropt search --space {space}")
 
-    def _searched(self, request: Request, phase: str, parallelism: int, words: str) -> list[str]:
+    def _suggest(self, request: Request, phase: str, parallelism: int, words: str) -> list[str]:
         """Run another search and return its suggestion if something fits, with the least memory; else nothing.
 
         If there isn't the time for the search, add it to ``perhaps``.
         """
         text = self.request.progress
-        of_phase = None if text is None else under(text, phase)
-        progress = until_deadline(self.deadline, of_phase)
+        report = None if text is None else under(text, phase)
+        progress = until_deadline(self.deadline, report)
         request = replace(request, budget=request.budget or OF_CURVE, progress=progress)
         try:
             progress("costs", 0, 1)
@@ -275,9 +275,9 @@ class _Ways:
             if look is not None and look.certainly_not(self.limit_bytes):
                 return []
             for frontier in frontiers(request, parallelism):
-                least = LeastMemory.of(frontier)
-                if least.n_bytes <= self.limit_bytes:
-                    return [f"{words} (at least {memory_text(least.n_bytes)})"]
+                smallest = LeastMemory.of(frontier)
+                if smallest.n_bytes <= self.limit_bytes:
+                    return [f"{words} (at least {memory_text(smallest.n_bytes)})"]
                 progress("peaks", 1, 1)
         except InputError:
             return []
@@ -286,10 +286,10 @@ class _Ways:
         return []
 
 
-def _larger(hardware: Hardware, beyond: int) -> Iterator[tuple[int, Hardware]]:
+def _larger_parallelisms(hardware: Hardware, beyond: int) -> Iterator[tuple[int, Hardware]]:
     """Yield larger parallelisms with hardware for each: first those of the given hardware, then of enlarged hardware."""
-    known, largest = hardware.parallelisms(), max(hardware.parallelisms())
-    for count in known:
+    parallelisms, largest = hardware.parallelisms(), max(hardware.parallelisms())
+    for count in parallelisms:
         if count > beyond:
             yield count, hardware
     count = 2 * largest

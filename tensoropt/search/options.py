@@ -51,7 +51,7 @@ def find_answer(option: str, request: Request, parallelism: int | Sequence[int] 
             f"option 'mini_time' takes one parallelism, got {counts}; option 'profiling' compares several, and "
             "'mini_parallelism' takes the fewest devices that fit"
         )
-    plan = _found(option, request, counts)
+    plan = _find_plan(option, request, counts)
     frontier = plan.frontier
     assert frontier is not None
     # The peaks in the table are computed for it, which takes a third of the search's time.
@@ -62,10 +62,10 @@ def find_answer(option: str, request: Request, parallelism: int | Sequence[int] 
 
 def mini_time(request: Request, parallelism: int) -> Plan:
     """Return the plan of least time within the memory limit at one parallelism; see :func:`find_answer`."""
-    return _found("mini_time", request, [parallelism])
+    return _find_plan("mini_time", request, [parallelism])
 
 
-def _found(option: str, request: Request, parallelisms: Sequence[int]) -> Plan:
+def _find_plan(option: str, request: Request, parallelisms: Sequence[int]) -> Plan:
     """Return the fastest plan that fits at the least parallelism at which any does.
 
     It has stages only if the request allows them, and nothing else fits or they are predicted to pay.
@@ -74,25 +74,25 @@ def _found(option: str, request: Request, parallelisms: Sequence[int]) -> Plan:
         InputError: nothing fits; the message gives the least memory that is needed, and suggests what would fit. Where
             stages are asked for it is that of the largest parallelism.
     """
-    searched, started = list[CandidateSearch](), time.monotonic()
-    why: InputError | None = None
+    runs, start_s = list[CandidateSearch](), time.monotonic()
+    failure: InputError | None = None
     for parallelism in sorted(parallelisms):
         try:
-            search, why = search_with_stages(request, parallelism), None
+            search, failure = search_with_stages(request, parallelism), None
         except InputError as error:  # so few devices can't have these stages, or what is forced
-            why = error
+            failure = error
             continue
-        found = search.frontier()
-        number = None if found is None else found.fastest_within(request.limit_bytes)
-        if found is not None and number is not None:
-            return dataclasses.replace(_fastest(found, number, option, request), hint=search.hint)
-        if found is not None and search.counts is not None:
-            why = InputError(why_too_large(found, request.limit_bytes))
-        searched.append(search)
-    if why is not None:
-        raise why
-    least = min((each.least for each in searched if each.least), key=lambda each: each.points_of[0].peak_bytes, default=None)
-    raise InputError(nothing_fits(request, [each for of in searched for each in of.whole], started, least))
+        frontier = search.frontier()
+        number = None if frontier is None else frontier.fastest_within(request.limit_bytes)
+        if frontier is not None and number is not None:
+            return dataclasses.replace(_fastest(frontier, number, option, request), hint=search.hint)
+        if frontier is not None and search.counts is not None:
+            failure = InputError(why_too_large(frontier, request.limit_bytes))
+        runs.append(search)
+    if failure is not None:
+        raise failure
+    smallest = min((run.least for run in runs if run.least), key=lambda front: front.points_of[0].peak_bytes, default=None)
+    raise InputError(nothing_fits(request, [frontier for run in runs for frontier in run.whole], start_s, smallest))
 
 
 def _fastest(frontier: Frontier[PlanPoint], number: int, option: str, request: Request) -> Plan:
@@ -101,13 +101,13 @@ def _fastest(frontier: Frontier[PlanPoint], number: int, option: str, request: R
     One without stages is taken where stages are predicted to save less than they must. The frontier records how long making
     the plan took, as phase ``unroll``.
     """
-    started = time.perf_counter()
+    start_s = time.perf_counter()
     plan = frontier.plan(number, option)
-    seconds = {**frontier.seconds_by_phase, "unroll": time.perf_counter() - started}
+    seconds = {**frontier.seconds_by_phase, "unroll": time.perf_counter() - start_s}
     frontier = dataclasses.replace(frontier, seconds_by_phase=seconds)
     plan = dataclasses.replace(plan, frontier=frontier)
-    without = _without_stages(frontier, plan, request) if must_be_tried(request) else None
-    return unsplit_if_as_fast(without or plan, request)
+    uncut = _without_stages(frontier, plan, request) if must_be_tried(request) else None
+    return unsplit_if_as_fast(uncut or plan, request)
 
 
 def _without_stages(frontier: Frontier[PlanPoint], plan: Plan, request: Request) -> Plan | None:
@@ -118,65 +118,65 @@ def _without_stages(frontier: Frontier[PlanPoint], plan: Plan, request: Request)
     saved = 1 - plan.time_us / fastest[0].points[fastest[1]].time_us
     if not 0 < saved < WORTH_STAGES:
         return None
-    own = frontier_of_whole(fastest[0], request.assumed).plan(fastest[1], plan.option)
-    why = (
+    uncut = frontier_of_whole(fastest[0], request.assumed).plan(fastest[1], plan.option)
+    reason = (
         f"{len(plan.stages)} stages in {plan.micro_batches} micro-batches are predicted to save {math.floor(100 * saved)}% "
         f"of a step, and taken from {WORTH_STAGES:.0%} on; ask for stages={len(plan.stages)} to have them, or give a "
         "profile_budget to try both"
     )
-    frontier = dataclasses.replace(frontier, left_out=(*frontier.left_out, why))
-    return dataclasses.replace(own, frontier=frontier, frontier_text=frontier.table(), point=None)
+    frontier = dataclasses.replace(frontier, left_out=(*frontier.left_out, reason))
+    return dataclasses.replace(uncut, frontier=frontier, frontier_text=frontier.table(), point=None)
 
 
-def profiling(asked: Sequence[tuple[Request, int]], on_point: Callable[[Curve], None] = lambda of_one: None) -> Curve:
+def profiling(jobs: Sequence[tuple[Request, int]], on_point: Callable[[Curve], None] = lambda curve: None) -> Curve:
     """Return the least time within the memory limit at each number of devices, without executing anything.
 
     Where stages are asked for, it is for each parallelism that can have any of the numbers of stages.
 
     Args:
-        asked: what is asked at each number of devices.
+        jobs: what is asked at each number of devices.
         on_point: called with each point as soon as it is known, as a curve of this point alone.
 
     Raises:
         InputError: none can.
     """
-    bases = {request.hardware.name: request.hardware.basis() for request, _ in asked}
-    errors, found, empty = list[InputError](), dict[int, CurvePoint](), Curve((), asked[0][0].assumed, bases)
-    asked = [(dataclasses.replace(each, budget=each.budget or OF_CURVE, keeps_found=False), count) for each, count in asked]
-    for number, point in _curve_points(asked):
+    bases = {request.hardware.name: request.hardware.basis() for request, _ in jobs}
+    errors, points, empty = list[InputError](), dict[int, CurvePoint](), Curve((), jobs[0][0].assumed, bases)
+    jobs = [(dataclasses.replace(job, budget=job.budget or OF_CURVE, keeps_found=False), count) for job, count in jobs]
+    for number, point in _curve_points(jobs):
         if isinstance(point, InputError):
             errors.append(point)
             continue
-        found[number] = point
+        points[number] = point
         on_point(dataclasses.replace(empty, points=(point,)))
-    if errors and not found:
+    if errors and not points:
         raise errors[-1]
-    return dataclasses.replace(empty, points=tuple(found[number] for number in sorted(found)))
+    return dataclasses.replace(empty, points=tuple(points[number] for number in sorted(points)))
 
 
-def _curve_points(asked: Sequence[tuple[Request, int]]) -> Iterator[tuple[int, CurvePoint | InputError]]:
+def _curve_points(jobs: Sequence[tuple[Request, int]]) -> Iterator[tuple[int, CurvePoint | InputError]]:
     """Yield each point's number, and the point or why there is none, as soon as it's known; large models have workers."""
-    request = asked[0][0]
+    request = jobs[0][0]
     is_large = len(request.model.graph.operators) >= WORTH_WORKERS and are_own()
-    own = [dataclasses.replace(each, progress=None, tell=None) for each, _ in asked]
-    n = min(n_workers(available_memory_bytes(1)), len(asked)) if is_large and all(map(can_be_sent, own)) else 1
+    sendable = [dataclasses.replace(job, progress=None, tell=None) for job, _ in jobs]
+    n = min(n_workers(available_memory_bytes(1)), len(jobs)) if is_large and all(map(can_be_sent, sendable)) else 1
     if n == 1:
-        for number, (each, count) in enumerate(asked):
-            yield number, _curve_point(each, count)
+        for number, (job, count) in enumerate(jobs):
+            yield number, _curve_point(job, count)
         return
-    said, tell = request.progress, request.tell
-    *most_first, least = sorted(range(len(asked)), key=lambda number: -asked[number][1])  # most devices take longest
+    progress, tell = request.progress, request.tell
+    *most_first, fewest = sorted(range(len(jobs)), key=lambda number: -jobs[number][1])  # most devices take longest
 
-    def report(number: int, text: str, *of_parts: int) -> None:
-        if not of_parts and tell is not None:
+    def report(number: int, text: str, *amounts: int) -> None:
+        if not amounts and tell is not None:
             tell(text)
-        elif of_parts and said is not None:
-            said(f"on {counted(asked[number][1], 'device')}, {text}", *of_parts)
+        elif amounts and progress is not None:
+            progress(f"on {counted(jobs[number][1], 'device')}, {text}", *amounts)
 
     with contextlib.closing(Calls(n, __name__, report)) as calls:
-        for number in (least, *most_first):
-            calls.add(number, _point_in_worker, (own[number], asked[number][1]))
-        for _ in asked:
+        for number in (fewest, *most_first):
+            calls.add(number, _point_in_worker, (sendable[number], jobs[number][1]))
+        for _ in jobs:
             yield calls.next_result()
 
 
@@ -186,7 +186,7 @@ def _point_in_worker(request: Request, parallelism: int, report: Callable[..., N
 
 def _curve_point(request: Request, parallelism: int) -> CurvePoint | InputError:
     """Return a point of a curve; why there is none, where stages are asked for, which other points may have."""
-    started, is_asked = time.monotonic(), request.asks_for_stages
+    start_s, is_asked = time.monotonic(), request.asks_for_stages
     request = dataclasses.replace(request, wants_frontier=request.wants_frontier and is_asked)
     try:
         search = search_with_stages(request, parallelism)
@@ -195,9 +195,9 @@ def _curve_point(request: Request, parallelism: int) -> CurvePoint | InputError:
             raise
         return error
     frontier = search.frontier() or search.least
-    found = None if frontier is None else curve_point(frontier, request)
-    if found is not None and (found.fits or is_asked):
-        return found
-    least = least_needed(request, search.whole, time_for_more(search.whole, started))
-    alone = unreachable_point(request, parallelism, least.n_bytes, least.frontier.found.exact)
-    return alone if found is None else min(alone, found, key=lambda each: each.peak_bytes)
+    point = None if frontier is None else curve_point(frontier, request)
+    if point is not None and (point.fits or is_asked):
+        return point
+    smallest = least_needed(request, search.whole, time_for_more(search.whole, start_s))
+    alone = unreachable_point(request, parallelism, smallest.n_bytes, smallest.frontier.found.exact)
+    return alone if point is None else min(alone, point, key=lambda option: option.peak_bytes)

@@ -44,8 +44,8 @@ def searched(request: Request, parallelism: int, is_enough: Callable[[ModelFront
         return find_frontier(request, parallelism, enough)
     except InfeasibleError as error:
         slices = f" in {request.micro_batches} micro-batches" if (request.micro_batches or 1) > 1 else ""
-        what = "does what force asks" if request.force else "is possible"
-        raise InputError(f"no strategy on {counted(parallelism, 'device')}{slices} {what}: {error}") from error
+        condition = "does what force asks" if request.force else "is possible"
+        raise InputError(f"no strategy on {counted(parallelism, 'device')}{slices} {condition}: {error}") from error
 
 
 def fastest_fits(request: Request, frontier: ModelFrontier) -> bool:
@@ -89,8 +89,8 @@ def least_in_micro_batches(request: Request, parallelism: int) -> Iterator[Model
 
 def micro_batches_to_look_at(request: Request, parallelism: int) -> list[int]:
     """Return the number of micro-batches that is asked for, or 1; where it is open, also the most."""
-    more = most_micro_batches(request.model, parallelism) if may_use_micro_batches(request) else []
-    return [request.micro_batches or 1, *more]
+    counts = most_micro_batches(request.model, parallelism) if may_use_micro_batches(request) else []
+    return [request.micro_batches or 1, *counts]
 
 
 def most_micro_batches(model: Model, parallelism: int) -> list[int]:
@@ -104,9 +104,9 @@ def most_micro_batches(model: Model, parallelism: int) -> list[int]:
         return []
     assert micro_batching is not None
     powers_of_two = (1 << i for i in range(1, micro_batching.batch.bit_length()))
-    possible = [n for n in powers_of_two if micro_batching.batch % n == 0]
-    one_each = [n for n in possible if micro_batching.batch // n >= parallelism]
-    return list(dict.fromkeys([*one_each[-1:], *possible[-1:]]))
+    divisors = [n for n in powers_of_two if micro_batching.batch % n == 0]
+    one_each = [n for n in divisors if micro_batching.batch // n >= parallelism]
+    return list(dict.fromkeys([*one_each[-1:], *divisors[-1:]]))
 
 
 class DeadlineError(Exception):
@@ -121,11 +121,11 @@ def until_deadline(deadline: float, progress: Progress | None) -> Progress:
         progress: the callback to forward to; None if there is none.
     """
 
-    def reported(phase: str, done: int, total: int) -> None:
+    def reported(phase: str, n_done: int, total: int) -> None:
         if time.monotonic() > deadline:
             raise DeadlineError
         if progress is not None:
-            progress(phase, done, total)
+            progress(phase, n_done, total)
 
     return reported
 

@@ -54,86 +54,86 @@ class ProblemSearch:
     progress: Callable[[int, int], None] | None
     budget: Budget
 
-    def plain(self, built: StrategyProblem, is_last: bool = True) -> Frontier:
+    def plain(self, problem: StrategyProblem, is_last: bool = True) -> Frontier:
         """Return the frontier of a problem without rematerialization.
 
         Args:
             is_last: whether no search with rematerialization may follow, for which time is to be left.
         """
         budget = self.budget if is_last else replace(self.budget, seconds=SHARE * self.budget.seconds)
-        return self._found(problem_for(built, self.objectives), built.overlap, budget)
+        return self._found(problem_for(problem, self.objectives), problem.overlap, budget)
 
-    def with_rematerialization(self, kept: Frontier, seconds: float, rematerializing: StrategyProblem) -> Frontier:
-        """Return the frontier of a problem with rematerialization, in its states; no point is above one of ``kept``.
+    def with_rematerialization(self, frontier: Frontier, seconds: float, rematerializing: StrategyProblem) -> Frontier:
+        """Return the frontier of a problem with rematerialization, in its states; no point is above one of ``frontier``.
 
         Args:
-            kept: the frontier of the problem without, in the states of this one (:func:`.problem.warm_start.adopted`).
+            frontier: the frontier of the problem without, in the states of this one (:func:`.problem.warm_start.adopted`).
             seconds: how long the search for that took, which counts for the budget.
         """
         transient, overlap = rematerializing.transient, rematerializing.overlap
         assert transient is not None
         problem = problem_for(rematerializing, self.objectives)
-        began = time.monotonic()
-        deadline = began + self.budget.seconds - seconds
+        start_s = time.monotonic()
+        deadline = start_s + self.budget.seconds - seconds
 
         def searched(charged: Problem, gap: float) -> Frontier:
             left_s, max_points = max(0.0, deadline - time.monotonic()), min(self.budget.max_points, MOST_POINTS_AGAIN)
             limited = replace(self.budget, seconds=left_s, max_points=max_points, gap=gap)
             return self._found(charged, overlap, limited)
 
-        def with_found(best: Frontier, again: Frontier) -> Frontier:
+        def merge(best: Frontier, result: Frontier) -> Frontier:
             """Return the frontier with the strategies of a search at their true memory, and what changes make of them."""
-            there = transient.at_true_memory(problem, again, relaxations.bound)
-            best = with_more(replace(best, bound=relaxations.bound), there.mem_bytes, there.time_ns, there.strategies)
-            mem, time_ns, strategies = descent.improved(np.concatenate([again.strategies, best.strategies]))
+            points = transient.at_true_memory(problem, result, relaxations.bound)
+            best = with_more(replace(best, bound=relaxations.bound), points.mem_bytes, points.time_ns, points.strategies)
+            mem, time_ns, strategies = descent.improved(np.concatenate([result.strategies, best.strategies]))
             if overlap is not None and self.objectives == MEMORY_TIME:
                 time_ns = time_ns - overlap.overlap_ns(problem, strategies)
-            relaxations.know(np.concatenate([again.time_ns, time_ns]), np.concatenate([again.strategies, strategies]))
+            relaxations.know(np.concatenate([result.time_ns, time_ns]), np.concatenate([result.strategies, strategies]))
             return with_more(best, mem, time_ns, strategies)
 
-        again = searched(transient.charged(problem), max(self.budget.gap, FIRST_GAP_AGAIN))
-        relaxations = Relaxations(problem, transient, bound_of(again))
-        is_small = again.exact and self.algorithm != "exhaustive"
+        repeat = searched(transient.charged(problem), max(self.budget.gap, FIRST_GAP_AGAIN))
+        relaxations = Relaxations(problem, transient, bound_of(repeat))
+        is_small = repeat.exact and self.algorithm != "exhaustive"
         # The first result always counts, however long it took: changes have their part of the seconds in any case.
         deadline = max(deadline, time.monotonic() + SHARE * self.budget.seconds)
         descent = Descent(problem, transient, math.inf if is_small else deadline)
-        counts = {kind: kept.eliminations[kind] + again.eliminations[kind] for kind in kept.eliminations}
-        best = with_found(replace(kept, eliminations=counts), again)
+        counts = {kind: frontier.eliminations[kind] + repeat.eliminations[kind] for kind in frontier.eliminations}
+        best = merge(replace(frontier, eliminations=counts), repeat)
         deadline = max(deadline, time.monotonic() + SHARE * self.budget.seconds)
         if not is_small and self._has_lines(rematerializing, best):
-            known = Found(best.mem_bytes, best.time_ns, best.strategies)
-            lines = lines_within(problem, transient, known, self.budget.gap, deadline)
+            points = Found(best.mem_bytes, best.time_ns, best.strategies)
+            lines = lines_within(problem, transient, points, self.budget.gap, deadline)
             relaxations.prove(None, lines.bound)
             best = replace(best, bound=relaxations.bound)
             best = with_more(best, lines.found.mem, lines.found.time, lines.found.strategies)
-        if again.worst_gap > self.budget.gap < best.worst_gap and 2 * time.monotonic() - began <= deadline:
-            began, again = time.monotonic(), searched(transient.charged(problem), self.budget.gap)
-            relaxations.prove(None, bound_of(again))
-            best = with_found(best, again)
+        if repeat.worst_gap > self.budget.gap < best.worst_gap and 2 * time.monotonic() - start_s <= deadline:
+            start_s, repeat = time.monotonic(), searched(transient.charged(problem), self.budget.gap)
+            relaxations.prove(None, bound_of(repeat))
+            best = merge(best, repeat)
         for _ in range(MOST_SEARCHES if len(transient.segments) <= MAX_SEGMENTS else 0):
-            now = time.monotonic()
-            if best.worst_gap <= self.budget.gap or (not is_small and 2 * now - began > deadline):
+            now_s = time.monotonic()
+            if best.worst_gap <= self.budget.gap or (not is_small and 2 * now_s - start_s > deadline):
                 break
             relaxation = relaxations.next(best, self.budget.gap)
             if relaxation is None:
                 break
-            began = now
+            start_s = now_s
             try:
-                again = searched(relaxations.relaxed(relaxation), self.budget.gap)
+                repeat = searched(relaxations.relaxed(relaxation), self.budget.gap)
             except InfeasibleError:  # all strategies are above the capped level
                 relaxations.prove(relaxation, None)
                 best = settled(replace(best, bound=relaxations.bound))
             else:
-                relaxations.prove(relaxation, bound_of(again))
-                best = with_found(best, again)
+                relaxations.prove(relaxation, bound_of(repeat))
+                best = merge(best, repeat)
         return best
 
-    def _has_lines(self, built: StrategyProblem, best: Frontier) -> bool:
+    def _has_lines(self, problem: StrategyProblem, best: Frontier) -> bool:
         """Return whether lines may bring a frontier nearer to what is proven."""
-        transient = built.transient
-        if transient is None or built.overlap is not None or len(transient.segments) > MAX_SEGMENTS:
+        transient = problem.transient
+        if transient is None or problem.overlap is not None or len(transient.segments) > MAX_SEGMENTS:
             return False
-        n_pairs = sum(edge.mem_bytes.size for edge in built.problem.edges)
+        n_pairs = sum(edge.mem_bytes.size for edge in problem.problem.edges)
         return not transient.has_negative and best.worst_gap > (self.budget.gap if n_pairs <= FEW_PAIRS else FAR)
 
     def _found(self, problem: Problem, overlap: Overlap | None, budget: Budget) -> Frontier:

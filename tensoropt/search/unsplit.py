@@ -26,15 +26,15 @@ def unsplit_if_as_fast(plan: Plan, request: Request) -> Plan:
     frontier = plan.stages[0].frontier
     assert frontier is not None
     is_open = not (request.force or request.placed) and request.algorithm not in OTHERS and request.objectives == MEMORY_TIME
-    loads_shares = any(rule_of(op).spread for op in frontier.model.graph.step_operators)
-    if plan.parallelism == 1 or not (is_open and loads_shares) or request.hardware.measured is None:
+    has_spread = any(rule_of(op).spread for op in frontier.model.graph.step_operators)
+    if plan.parallelism == 1 or not (is_open and has_spread) or request.hardware.measured is None:
         return plan
     if plan.option != "mini_time" or plan.schedule != PLAIN or plan.micro_batches > 1:  # as the memory limit asked for
         return plan
-    found = find_unsplit(frontier)
-    if found.points[0].time_us > plan.time_us:
+    unsplit_frontier = find_unsplit(frontier)
+    if unsplit_frontier.points[0].time_us > plan.time_us:
         return plan
-    if request.limit_bytes is not None and found.peak_bytes(0) > request.limit_bytes:
+    if request.limit_bytes is not None and unsplit_frontier.peak_bytes(0) > request.limit_bytes:
         return plan
-    unsplit = frontier_of_whole(found, plan.assumed).plan(0, plan.option)
+    unsplit = frontier_of_whole(unsplit_frontier, plan.assumed).plan(0, plan.option)
     return replace(unsplit, frontier=plan.frontier, frontier_text=plan.frontier.table(), point=None)

@@ -240,7 +240,7 @@ class Survive(RunKeeper):
         with self._failing(is_leaving), own_values():
             beside = Beside(content, ranks.objects() if ranks.rank == 0 else None, entries=as_entries(state))
             if apart and self._room is None:
-                self._room = room_for(ranks.kept, ranks.processes, says=True)
+                self._room = room_for(ranks.kept, ranks.processes, is_reported=True)
             room = self._room if apart else None
             save = PendingSave(self._place.prefix(self.n_steps), ranks.kept, ranks.processes, beside, keep, room=room)
             self._pending = save, self.n_steps

@@ -56,15 +56,15 @@ def on_ranks(callbacks: Any, trainer: Led) -> Any:
         return None
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
-    given = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
-    for callback in given:
+    all_callbacks = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+    for callback in all_callbacks:
         if not isinstance(callback, keras.callbacks.Callback):
             raise InputError(f"callbacks takes objects of keras.callbacks.Callback, got {short(callback)}")
-    mine = [callback for callback in given if not isinstance(callback, OF_KERAS)]
+    customs = [callback for callback in all_callbacks if not isinstance(callback, OF_KERAS)]
     # Rank 0's callbacks count, since a script may create them only there.
-    hooks = trainer.ranks.lead(lambda: tuple(hook for hook in HOOKS if any(_has(each, hook) for each in mine)))
-    others = [callback for callback in given if isinstance(callback, OF_KERAS)]
-    return [_FollowingCallback(mine if trainer.ranks.rank == 0 else [], hooks, trainer), *others]
+    hooks = trainer.ranks.lead(lambda: tuple(hook for hook in HOOKS if any(_has(callback, hook) for callback in customs)))
+    keras_callbacks = [callback for callback in all_callbacks if isinstance(callback, OF_KERAS)]
+    return [_FollowingCallback(customs if trainer.ranks.rank == 0 else [], hooks, trainer), *keras_callbacks]
 
 
 def _has(callback: keras.callbacks.Callback, hook: str) -> bool:
@@ -90,33 +90,33 @@ class _FollowingCallback(keras.callbacks.Callback):
             setattr(self, hook, self._led(hook))
 
     def _led(self, hook: str) -> Callable[..., None]:
-        draws = hook == "on_epoch_end" and any(getattr(each, "histogram_freq", 0) for each in self._callbacks)
+        is_drawn = hook == "on_epoch_end" and any(getattr(callback, "histogram_freq", 0) for callback in self._callbacks)
 
-        def call(logs: dict[str, Any], /, *arguments: Any, **named: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        def call(logs: dict[str, Any], /, *arguments: Any, **keywords: Any) -> tuple[dict[str, Any], dict[str, Any]]:
             self._scalars.note(hook)
-            are_written = hook == "on_epoch_end" and any(isinstance(each, TensorBoard) for each in self._callbacks)
+            are_written = hook == "on_epoch_end" and any(isinstance(callback, TensorBoard) for callback in self._callbacks)
             scalars = self._scalars.of(self._trainer.plan, self._trainer.batch_size) if are_written else {}
-            before = dict(logs)
+            old_logs = dict(logs)
             for callback in self._callbacks:
-                given = (arguments[0], {**logs, **scalars}) if scalars and isinstance(callback, TensorBoard) else arguments
-                getattr(callback, hook)(*given, **named)
-            written = {name: value for name, value in logs.items() if name not in before or value is not before[name]}
-            return {name: getattr(self._trainer, name, None) for name in DECISIONS}, written
+                values = (arguments[0], {**logs, **scalars}) if scalars and isinstance(callback, TensorBoard) else arguments
+                getattr(callback, hook)(*values, **keywords)
+            changes = {name: value for name, value in logs.items() if name not in old_logs or value is not old_logs[name]}
+            return {name: getattr(self._trainer, name, None) for name in DECISIONS}, changes
 
-        def led(*arguments: Any, **named: Any) -> None:
-            given = named.get("logs", arguments[-1] if arguments else None)
-            logs = given if isinstance(given, dict) else {}
+        def led(*arguments: Any, **keywords: Any) -> None:
+            last = keywords.get("logs", arguments[-1] if arguments else None)
+            logs = last if isinstance(last, dict) else {}
 
             def action() -> tuple[dict[str, Any], dict[str, Any]]:
-                if not draws:
-                    return call(logs, *arguments, **named)
+                if not is_drawn:
+                    return call(logs, *arguments, **keywords)
                 with self._trainer.as_trained():
-                    return call(logs, *arguments, **named)
+                    return call(logs, *arguments, **keywords)
 
-            decided, written = self._trainer.ranks.lead(action)
-            for name, value in decided.items():
+            decisions, changes = self._trainer.ranks.lead(action)
+            for name, value in decisions.items():
                 setattr(self._trainer, name, value)
-            logs.update(written)  # as ReduceLROnPlateau writes the learning rate, for the history of all ranks
+            logs.update(changes)  # as ReduceLROnPlateau writes the learning rate, for the history of all ranks
 
         return led
 

@@ -25,7 +25,7 @@ _INSTEAD = {
     "set_state_tree",
     "trainer.train_on_batch, test_on_batch or predict_on_batch": "train_step test_step predict_step",
 }
-_REFUSED = {name: instead for instead, names in _INSTEAD.items() for name in names.split()}
+_REFUSED = {name: advice for advice, names in _INSTEAD.items() for name in names.split()}
 # The attributes that say how Keras makes steps, which are captured already.
 _FIXED = frozenset("trainable dtype_policy run_eagerly jit_compile steps_per_execution loss loss_weights".split())
 # The attributes that Keras's loops and callbacks set on a model, beside those that a callback decides by.
@@ -87,10 +87,10 @@ class LiveModel(KerasObjective):
     # What was captured can't change
 
     def __getattribute__(self, name: str) -> Any:
-        found = super().__getattribute__(name)
+        attribute = super().__getattribute__(name)
         if name in _REFUSED and self._is_parallelized:
             return partial(_refuse, self.inner.name, name)
-        return found
+        return attribute
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _FIXED and self._is_parallelized and getattr(self, name, None) != value:
@@ -142,26 +142,26 @@ class LiveModel(KerasObjective):
         Raises:
             InputError: other variables are trainable now.
         """
-        now = {id(variable) for variable in self.trained}
-        if not self.is_live or now == set(self._trained_before):
+        trained_ids = {id(variable) for variable in self.trained}
+        if not self.is_live or trained_ids == set(self._trained_before):
             return
         for variable in self.inner.variables:
-            is_trained, was_trained = id(variable) in now, id(variable) in self._trained_before
+            is_trained, was_trained = id(variable) in trained_ids, id(variable) in self._trained_before
             if is_trained != was_trained:
-                what = "isn't trainable any more" if was_trained else "is trainable now"
-                raise _captured(self.inner.name, f"'{variable.path}' {what}, which doesn't change the plan that runs")
+                change = "isn't trainable any more" if was_trained else "is trainable now"
+                raise _captured(self.inner.name, f"'{variable.path}' {change}, which doesn't change the plan that runs")
         raise _captured(self.inner.name, "the model has other trainable variables")
 
 
-def _refuse(model: str, name: str, *arguments: Any, **named: Any) -> None:
+def _refuse(model: str, name: str, *arguments: Any, **keywords: Any) -> None:
     raise InputError(
         f"{name} can't be called on the trainer of model '{model}' ({running_line()}): what runs was captured, "
         f"and has its values on the ranks; call {_REFUSED[name].format(name=name)}"
     )
 
 
-def _captured(name: str, what: str, but: str = "") -> InputError:
+def _captured(name: str, subject: str, but: str = "") -> InputError:
     return InputError(
-        f"{what} ({running_line()}){but}: what runs was captured from model '{name}' by parallelize; call "
+        f"{subject} ({running_line()}){but}: what runs was captured from model '{name}' by parallelize; call "
         "trainer.export_to(model), which gives the model the trained values, and tensoropt.parallelize for the new wish"
     )

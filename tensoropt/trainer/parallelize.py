@@ -96,24 +96,24 @@ class _Start:
         trainer, context, display = self.trainer, self.context, self.display
         objective = trainer.captured if isinstance(trainer, FunctionTrainer) else trainer
 
-        def optimizer_of(applied: Any, variables: Sequence[Any]) -> KerasOptimizer:
-            return KerasOptimizer.of(self.optimizer if applied is None else applied, variables)
+        def optimizer_of(keras_optimizer: Any, variables: Sequence[Any]) -> KerasOptimizer:
+            return KerasOptimizer.of(self.optimizer if keras_optimizer is None else keras_optimizer, variables)
 
         names = VariableNames(objective.names_of)
         if isinstance(objective, Trainer):
             objective._optimizer_to_count = self.optimizer
 
-        def capture(kind: str, at: Signature) -> Captured:
+        def capture(kind: str, batch_signature: Signature) -> Captured:
             with display.phase("capture of the model"):
-                captured = capture_program(kind, objective, at, optimizer_of, names)
+                captured = capture_program(kind, objective, batch_signature, optimizer_of, names)
             check_reads(captured, self.optimizer)
             return captured
 
         def first_value(captured: Captured, name: str) -> np.ndarray:
             """Return a variable's first value, rank 0's for all, since each process may have drawn its own."""
             variable = captured.capture.variables[name]
-            own = variable.numpy()  # on all ranks, which may have to gather it
-            value = np.asarray(context.processes.broadcast(own if context.processes.rank == 0 else None))
+            own_value = variable.numpy()  # on all ranks, which may have to gather it
+            value = np.asarray(context.processes.broadcast(own_value if context.processes.rank == 0 else None))
             if context.processes.rank:
                 variable.assign(value)
             return value
@@ -141,8 +141,8 @@ class _Start:
             expected = opened(signature, self.told, self.has_open_labels) if isinstance(trainer, Trainer) else signature
             limit = Limit(self.options.memory, context)
             runs = Runs(Run(captured, execution), signature, expected, limit, capture, first_values, names)
-            applied = {step.name: step.optimizer for step in captured.graph.train_steps.values() if not step.of}
-            optimizers = {name: each.source for name, each in applied.items() if isinstance(each, KerasOptimizer)}
+            by_step = {step.name: step.optimizer for step in captured.graph.train_steps.values() if not step.of}
+            optimizers = {name: value.source for name, value in by_step.items() if isinstance(value, KerasOptimizer)}
             trainer.start(execution, runs, optimizers)
         display.say(plan.brief())
         if context.processes.local_size > 1 and plan.splits_nothing and not computes_on_gpu():
@@ -150,15 +150,15 @@ class _Start:
         context.report(plan, display)
 
     def _found(self, options: TrainingOptions, model: Model, own_values: Callable[[], Callable[[str], np.ndarray]]) -> Plan:
-        given = model, self.context.hardware, self.context, self.display, own_values, self.collectives
-        return options.find(*given, wants_frontier=False)
+        arguments = model, self.context.hardware, self.context, self.display, own_values, self.collectives
+        return options.find(*arguments, wants_frontier=False)
 
 
 def _start_of(
     trainer: Trainer | FunctionTrainer,
     optimizer: Any,
     options: TrainingOptions,
-    told: Structure = None,
+    input_specs: Structure = None,
     has_open_labels: bool = False,
 ) -> _Start:
     """Return how a trainer is started.
@@ -175,26 +175,26 @@ def _start_of(
     display = display_here(options.verbose)
     with display.phase("start"):
         context = Context(options.cluster, None, display, measures_now=options.plan is None)
-    chosen = _optimizer("rmsprop" if optimizer is None else optimizer)
+    keras_optimizer = _optimizer("rmsprop" if optimizer is None else optimizer)
     if isinstance(trainer, Trainer) and isinstance(trainer.compilation, Compilation):
-        chosen = _scaling(chosen, trainer.inner)
-    return _Start(trainer, chosen, told, has_open_labels, options, context, collectives, display)
+        keras_optimizer = _scaling(keras_optimizer, trainer.inner)
+    return _Start(trainer, keras_optimizer, input_specs, has_open_labels, options, context, collectives, display)
 
 
-def _given(wanted: Plan | str, context: Context) -> Plan:
-    plan = loaded_plan(wanted)
-    other = context.processes.first_that_differs(json.dumps(plan.to_json(), sort_keys=True))
-    if other is not None:
-        raise InputError(f"ranks 0 and {other} were given different plans; give all ranks the same plan=")
+def _given(plan_option: Plan | str, context: Context) -> Plan:
+    plan = loaded_plan(plan_option)
+    rank = context.processes.first_that_differs(json.dumps(plan.to_json(), sort_keys=True))
+    if rank is not None:
+        raise InputError(f"ranks 0 and {rank} were given different plans; give all ranks the same plan=")
     return plan
 
 
-def _optimizer(given: Any) -> keras.optimizers.Optimizer:
+def _optimizer(value: Any) -> keras.optimizers.Optimizer:
     try:
-        return keras.optimizers.get(given)
+        return keras.optimizers.get(value)
     except (ValueError, TypeError) as error:
         raise InputError(
-            f"optimizer takes a Keras optimizer or the name of one, got {short(given)}; such as keras.optimizers.AdamW(1e-3)"
+            f"optimizer takes a Keras optimizer or the name of one, got {short(value)}; such as keras.optimizers.AdamW(1e-3)"
         ) from error
 
 
@@ -225,9 +225,9 @@ def refuse_others(others: Mapping[str, Any], parallelize: Callable[..., Any]) ->
     """
     install_error_handling(current_processes())
     for name in others:
-        taken = [each for each in inspect.signature(parallelize).parameters if each != "others"]
-        said = _TAKEN_ELSEWHERE.get(name, f"it takes {', '.join(taken)}")
-        raise InputError(f"parallelize ({running_line()}) has no argument {name!r}: {said}")
+        parameters = [parameter for parameter in inspect.signature(parallelize).parameters if parameter != "others"]
+        advice = _TAKEN_ELSEWHERE.get(name, f"it takes {', '.join(parameters)}")
+        raise InputError(f"parallelize ({running_line()}) has no argument {name!r}: {advice}")
 
 
 def step_function(
@@ -242,15 +242,15 @@ def step_function(
     if not callable(step):
         raise InputError(f"training_step takes a function that takes gradients and applies optimizers, got {short(step)}")
     kinds = ("model", keras.Model, models), ("optimizer", keras.optimizers.Optimizer, optimizers)
-    for what, kind, given in kinds:
-        for each in given:
-            if not isinstance(each, kind):
-                raise InputError(f"{what}= of training_step takes a Keras {what} or a list of such, got {short(each)}")
+    for name, kind, values in kinds:
+        for value in values:
+            if not isinstance(value, kind):
+                raise InputError(f"{name}= of training_step takes a Keras {name} or a list of such, got {short(value)}")
     checked_batch_size(batch_size)
-    made = started_step(StepObjective(step, models), optimizers[0], batch_size, options)
+    function = started_step(StepObjective(step, models), optimizers[0], batch_size, options)
     if data is not None:
-        made.prepare(*data)
-    return made
+        function.prepare(*data)
+    return function
 
 
 def started_step(
@@ -261,16 +261,16 @@ def started_step(
     kind: type[StepFunction] = StepFunction,
 ) -> StepFunction:
     """Return a training step of a kind that is planned when it is first called."""
-    made = kind(objective, batch_size)
-    made.build = _start_of(made, optimizer, options)
-    return made
+    function = kind(objective, batch_size)
+    function.build = _start_of(function, optimizer, options)
+    return function
 
 
 def parallelized(
     model: Any,
     batch_size: int | None,
     options: TrainingOptions,
-    asked: Training,
+    training: Training,
     kind: type[Trainer] = Trainer,
 ) -> Trainer | FunctionTrainer:
     """Return a trainer of a model or of a captured function; see :func:`tensoropt.parallelize`.
@@ -283,9 +283,9 @@ def parallelized(
     install_error_handling(current_processes())
     check_eager("parallelize")
     trainer: Trainer | FunctionTrainer
-    optimizer, loss, labels, data = asked.optimizer, asked.loss, asked.labels, asked.data
+    optimizer, loss, labels, data = training.optimizer, training.loss, training.labels, training.data
     if isinstance(model, CapturedFunction):
-        if any(given is not None for given in (loss, asked.metrics, batch_size, labels, data)):
+        if any(option is not None for option in (loss, training.metrics, batch_size, labels, data)):
             raise InputError(
                 "a captured function returns its own loss for the batch of its signature; leave out loss=, metrics=, "
                 "batch_size=, labels= and data="
@@ -293,8 +293,8 @@ def parallelized(
         trainer = FunctionTrainer(model)
         _start_of(trainer, optimizer, options)(Signature(list(model.signature)))
     else:
-        metrics, weighted_metrics = asked.metrics, asked.weighted_metrics
-        compiles = any(each is not None for each in (optimizer, loss, metrics, asked.loss_weights, weighted_metrics))
+        metrics, weighted_metrics = training.metrics, training.weighted_metrics
+        compiles = any(option is not None for option in (optimizer, loss, metrics, training.loss_weights, weighted_metrics))
         check_model(model, compiles)
         check_compilation(loss, metrics, weighted_metrics)
         if batch_size is None and kind is Trainer:
@@ -303,13 +303,13 @@ def parallelized(
             compilation: Compilation | OwnCompilation = OwnCompilation(model)
             optimizer, loss = model.optimizer, getattr(model, "loss", None)
         else:
-            compilation = Compilation(loss, asked.loss_weights, metrics, weighted_metrics)
-        own = that_takes_labels(model, loss)
-        if own:
+            compilation = Compilation(loss, training.loss_weights, metrics, weighted_metrics)
+        step = that_takes_labels(model, loss)
+        if step:
             loss = None
-        expected = signature_of(model, loss, batch_size or 1, labels, asked.sample_weight, data)
-        if own and data is None and labels is None and not expected.waits_for:
-            expected = replace(expected, waits_for=f"{own} of model '{model.name}' leaves open whether batches have labels")
+        expected = signature_of(model, loss, batch_size or 1, labels, training.sample_weight, data)
+        if step and data is None and labels is None and not expected.waits_for:
+            expected = replace(expected, waits_for=f"{step} of model '{model.name}' leaves open whether batches have labels")
         if kind is not Trainer and not expected.waits_for:
             expected = replace(expected, waits_for="its first batch shows what the data is")
         trainer = kind(model, compilation)

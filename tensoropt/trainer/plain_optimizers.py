@@ -35,18 +35,18 @@ def plain_optimizers(
     for step, optimizer in optimizers.items():
         variables = variables_of(step)
         with own_values():
-            copies[step], made = plain_optimizer(optimizer, variables, is_empty)
+            copies[step], slots = plain_optimizer(optimizer, variables, is_empty)
         keys = [key_of(inner(variable)) for variable in variables]
-        pairs += counterparts(made, keys, ranks.optimizers[step].state())
+        pairs += counterparts(slots, keys, ranks.optimizers[step].state())
     return copies, pairs
 
 
 def updated_by(step: str, ranks: TrainerRanks, variables: Iterable[keras.Variable]) -> list[Any]:
     """Return what a training step updates: of these variables, and TensorFlow's own where it is none of these."""
-    known = {id(inner(variable)): variable for variable in variables}
+    by_id = {id(inner(variable)): variable for variable in variables}
     captured = ranks.runs.planned.captured
-    found = (captured.capture.variables[name] for name in captured.graph.train_steps[step].variables)
-    return [known.get(id(variable), variable) for variable in found]
+    step_variables = (captured.capture.variables[name] for name in captured.graph.train_steps[step].variables)
+    return [by_id.get(id(variable), variable) for variable in step_variables]
 
 
 def plain_optimizer(
@@ -65,8 +65,8 @@ def plain_optimizer(
     variables = list(variables)
     if is_empty:
         inner_of(copy).add_variable_from_reference = _empty_slot(inner_of(copy))
-    made = build_variables(copy, variables, KerasOptimizer.of(optimizer, variables).parameters)
-    return copy, [(each.variable, each.parameter) for each in made]
+    slots = build_variables(copy, variables, KerasOptimizer.of(optimizer, variables).parameters)
+    return copy, [(slot.variable, slot.parameter) for slot in slots]
 
 
 def _empty_slot(optimizer: keras.optimizers.Optimizer) -> Callable[..., keras.Variable]:
@@ -77,21 +77,21 @@ def _empty_slot(optimizer: keras.optimizers.Optimizer) -> Callable[..., keras.Va
 
 
 def counterparts(
-    made: Iterable[tuple[keras.Variable, int | None]], keys: list[str | None], entries: Iterable[StateEntry]
+    slots: Iterable[tuple[keras.Variable, int | None]], keys: list[str | None], entries: Iterable[StateEntry]
 ) -> list[tuple[keras.Variable, StateEntry]]:
     """Return pairs of a plain optimizer's variable and the entry of the ranks' state that has its value.
 
     Args:
-        made: the pairs that :func:`plain_optimizer` returned.
+        slots: the pairs that :func:`plain_optimizer` returned.
         keys: the key in the ranks' state of each of the model's trainable variables; None for one that isn't trained there.
         entries: the optimizer's entries of the ranks' state, in the optimizer's order.
     """
-    waiting: dict[str | None, list[StateEntry]] = {}
+    queues: dict[str | None, list[StateEntry]] = {}
     for entry in entries:
-        waiting.setdefault(entry.parameter, []).append(entry)
+        queues.setdefault(entry.parameter, []).append(entry)
     pairs = []
-    for variable, index in made:
+    for variable, index in slots:
         key = None if index is None else keys[index]
-        if index is None or (key is not None and waiting.get(key)):  # else the training step doesn't update it
-            pairs.append((variable, waiting[key].pop(0)))
+        if index is None or (key is not None and queues.get(key)):  # else the training step doesn't update it
+            pairs.append((variable, queues[key].pop(0)))
     return pairs

@@ -36,8 +36,8 @@ class RunningRate(keras.optimizers.Optimizer):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "_ranks" in vars(self) and name not in _SET and not name.startswith("_"):
-            inner = inner_of(self._source)
-            setattr(inner if hasattr(inner, name) else self._source, name, value)
+            inner_optimizer = inner_of(self._source)
+            setattr(inner_optimizer if hasattr(inner_optimizer, name) else self._source, name, value)
         super().__setattr__(name, value)
 
     @property

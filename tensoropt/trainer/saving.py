@@ -83,11 +83,11 @@ class Saving:
         """The user's model and optimizer, with the names of their variables in a checkpoint."""
         copies, pairs = self._plain_optimizers(is_empty=True)
         pairs = [*self._pairs(self.model), *pairs]
-        kept = self.ranks.planned_state
-        names = [(variable, entry_name(entry)) for variable, entry in pairs if entry.key in kept]
-        own = {id(value): name for name, value in vars(self.model).items()} if len(copies) > 1 else {}
+        state = self.ranks.planned_state
+        names = [(variable, entry_name(entry)) for variable, entry in pairs if entry.key in state]
+        attribute_names = {id(value): name for name, value in vars(self.model).items()} if len(copies) > 1 else {}
         roots = {
-            own.get(id(optimizer), f"optimizer_{k}" if k else "optimizer"): copies[step]
+            attribute_names.get(id(optimizer), f"optimizer_{k}" if k else "optimizer"): copies[step]
             for k, (step, optimizer) in enumerate(self.optimizers.items())
         }
         return Objects({"model": self.model, **roots}, names)
@@ -154,8 +154,8 @@ class Saving:
         try:
             copies, pairs = self._plain_optimizers()
             self._fill(pairs)
-            of = {id(optimizer): copies[step] for step, optimizer in self.optimizers.items()}
-            self.objective.compilation.with_copies(model, of)
+            copies_by_id = {id(optimizer): copies[step] for step, optimizer in self.optimizers.items()}
+            self.objective.compilation.with_copies(model, copies_by_id)
             yield model, pairs
         finally:
             vars(model).clear()
@@ -182,9 +182,9 @@ class Saving:
             self.ranks.export()
             return
         self._fill(self._pairs(model))
-        for own, variable in zip(self.model.variables, model.variables, strict=True):
-            if self.key_of(inner(own)) is None:
-                inner(variable).assign(self._own(own))
+        for source, variable in zip(self.model.variables, model.variables, strict=True):
+            if self.key_of(inner(source)) is None:
+                inner(variable).assign(self._own(source))
 
     def values_of(self, variables: list[keras.Variable]) -> list[np.ndarray]:
         """Return the trained global values of variables of the user's model.
@@ -192,8 +192,8 @@ class Saving:
         A variable that no program uses isn't on the ranks: its own value is returned, that of rank 0.
         """
         keys = [self.key_of(inner(variable)) for variable in variables]
-        found = dict(self.ranks.values(key for key in keys if key is not None))
-        return [self._own(each) if key is None else found[key] for each, key in zip(variables, keys, strict=True)]
+        by_key = dict(self.ranks.values(key for key in keys if key is not None))
+        return [self._own(variable) if key is None else by_key[key] for variable, key in zip(variables, keys, strict=True)]
 
     def _own(self, variable: keras.Variable) -> np.ndarray:
         value: np.ndarray = inner(variable).numpy()
@@ -206,20 +206,20 @@ class Saving:
             InputError: the number of values or a shape is wrong, a value isn't numeric, or ranks give different values.
         """
 
-        others: list[tuple[keras.Variable, np.ndarray]] = []
+        unplanned: list[tuple[keras.Variable, np.ndarray]] = []
 
         def checked() -> dict[str, np.ndarray]:
-            found = {}
+            by_key = {}
             for variable, array in zip(variables, _fitting(self.model.name, variables, values), strict=True):
                 key = self.key_of(inner(variable))
                 if key is None:  # a program that uses it some day begins with its own value
-                    others.append((variable, array))
+                    unplanned.append((variable, array))
                 else:
-                    found[key] = array
-            return found
+                    by_key[key] = array
+            return by_key
 
         self.ranks.assign_same(checked)
-        for variable, array in others:
+        for variable, array in unplanned:
             inner(variable).assign(array)
 
     def _pairs(self, model: keras.Model) -> Pairs:
@@ -229,9 +229,9 @@ class Saving:
         return [(variable, state[key]) for variable, key in zip(model.variables, keys, strict=True) if key is not None]
 
     def _fill(self, pairs: Pairs) -> None:
-        by_key = {entry.key: variable for variable, entry in pairs}
-        for key, value in self.ranks.values(by_key):
-            inner(by_key[key]).assign(value)
+        variables = {entry.key: variable for variable, entry in pairs}
+        for key, value in self.ranks.values(variables):
+            inner(variables[key]).assign(value)
 
 
 def _fitting(name: str, variables: list[keras.Variable], values: Any) -> list[np.ndarray]:
@@ -242,43 +242,43 @@ def _fitting(name: str, variables: list[keras.Variable], values: Any) -> list[np
     """
     advice, call = "give them as trainer.get_weights() does", f"set_weights ({running_line()})"
     if not isinstance(values, (list, tuple)):
-        got = short(values)
-        raise InputError(f"{call} takes a list of {len(variables)} arrays for model '{name}', got {got}; {advice}")
+        actual = short(values)
+        raise InputError(f"{call} takes a list of {len(variables)} arrays for model '{name}', got {actual}; {advice}")
     if len(values) != len(variables):
         raise InputError(f"{call} got {len(values)} arrays, expected {len(variables)} for model '{name}'; {advice}")
     arrays = []
     for i, (variable, value) in enumerate(zip(variables, values, strict=True)):
-        which = f"{call} got at place {i}, for '{variable.path}' of model '{name}',"
+        place = f"{call} got at place {i}, for '{variable.path}' of model '{name}',"
         try:
             array = np.asarray(value)
             dtype = tf.as_dtype(array.dtype)
         except (ValueError, TypeError) as error:
-            raise InputError(f"{which} {short(value)}, expected an array of numbers; {advice}") from error
+            raise InputError(f"{place} {short(value)}, expected an array of numbers; {advice}") from error
         if not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
-            raise InputError(f"{which} type {array.dtype}, expected {inner(variable).dtype.name}; {advice}")
+            raise InputError(f"{place} type {array.dtype}, expected {inner(variable).dtype.name}; {advice}")
         if array.shape != tuple(variable.shape):
-            raise InputError(f"{which} shape {list(array.shape)}, expected {list(variable.shape)}; {advice}")
+            raise InputError(f"{place} shape {list(array.shape)}, expected {list(variable.shape)}; {advice}")
         arrays.append(array.astype(inner(variable).dtype.as_numpy_dtype))
     return arrays
 
 
-def _check_alike(model: keras.Model, other: Any) -> None:
+def _check_alike(model: keras.Model, twin: Any) -> None:
     """Check that another model's variables are like those of the trained model.
 
     Raises:
         InputError: they differ in number or shape; the message names the first difference.
     """
-    if not isinstance(other, keras.Model):
-        raise InputError(f"export_to takes a keras.Model of the structure of '{model.name}', got {type(other).__name__}")
-    ours, theirs = model.variables, other.variables
-    for variable, target in zip(ours, theirs, strict=False):
+    if not isinstance(twin, keras.Model):
+        raise InputError(f"export_to takes a keras.Model of the structure of '{model.name}', got {type(twin).__name__}")
+    left, right = model.variables, twin.variables
+    for variable, target in zip(left, right, strict=False):
         if variable.shape != target.shape:
             raise InputError(
-                f"model '{other.name}' has variable '{target.path}' of shape {list(target.shape)} where '{model.name}' has "
+                f"model '{twin.name}' has variable '{target.path}' of shape {list(target.shape)} where '{model.name}' has "
                 f"'{variable.path}' of shape {list(variable.shape)}; give a model of the same structure"
             )
-    if len(ours) != len(theirs):
+    if len(left) != len(right):
         raise InputError(
-            f"model '{other.name}' has {len(theirs)} variables, '{model.name}', which was trained, has {len(ours)}; give a "
+            f"model '{twin.name}' has {len(right)} variables, '{model.name}', which was trained, has {len(left)}; give a "
             "model of the same structure"
         )

@@ -33,9 +33,9 @@ def seed_tensorflow(seed: int) -> None:
     trace = StructuredFunctionWrapper.__init__
 
     @wraps(trace)
-    def traced(*arguments: Any, **named: Any) -> None:
+    def traced(*arguments: Any, **keywords: Any) -> None:
         with patch.object(context(), "_seed", global_seed() if is_seeded() else None):
-            trace(*arguments, **named)
+            trace(*arguments, **keywords)
 
     StructuredFunctionWrapper.__init__ = traced
     make = tf.data.Dataset.random

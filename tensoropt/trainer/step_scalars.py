@@ -23,9 +23,9 @@ class StepScalars:
         if hook == "on_epoch_begin":
             self._ends = None
         elif hook == "on_train_batch_end":
-            now = time.perf_counter()
-            first, _, count = self._ends or (now, now, 0)
-            self._ends = first, now, count + 1
+            now_s = time.perf_counter()
+            first, _, count = self._ends or (now_s, now_s, 0)
+            self._ends = first, now_s, count + 1
 
     def of(self, plan: Plan, batch_size: int) -> dict[str, float]:
         """Return the scalars of the epoch; what is measured needs two steps, as the first one's begin isn't known."""

@@ -130,7 +130,7 @@ def test_the_default_limit_is_the_device_over_1_1(monkeypatch):
     assert default_limit(16 * 10**9) == 14_545_454_545
     asked = []
     plan = tensoropt.find_strategy("mini_parallelism", parallelism=1)
-    monkeypatch.setattr("tensoropt.search.options._found", lambda option, request, *_: asked.append(request) or plan)
+    monkeypatch.setattr("tensoropt.search.options._find_plan", lambda option, request, *_: asked.append(request) or plan)
     tensoropt.find_strategy()
     tensoropt.find_strategy(memory="16GB")
     assert [request.limit_bytes for request in asked] == [int(resolve("v100-1x4").device.memory_bytes / 1.1), 16 * 10**9]

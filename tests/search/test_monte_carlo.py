@@ -142,7 +142,7 @@ def test_from_the_frontier_on_nothing_slower_than_its_fastest_points_is_found():
     hardware = named("p100-1x4")
     task = task_of("lenet5", hardware)
     points = search_frontier(task.full_problem().problem)
-    found = monte_carlo.search(task, network_of(hardware, task.mesh), SearchLimits(LONG), found=points)
+    found = monte_carlo.search(task, network_of(hardware, task.mesh), SearchLimits(LONG), frontier=points)
     names = [walk.name for walk in found.walks]
     starts_ns = [walk.start_ns for walk in found.walks]
     assert starts_ns == sorted(starts_ns) and any("of the frontier" in name for name in names)

@@ -94,7 +94,7 @@ def renamed(metadata: Metadata, order: Mapping[str, Sequence[str | None]]) -> di
     for root, current in order.items():
         saved = metadata.objects.get(root, ())
         if len(saved) == len(current):
-            names.update({new: old for new, old in zip(current, saved, strict=True) if new and old})
+            names.update({name: saved_name for name, saved_name in zip(current, saved, strict=True) if name and saved_name})
     return names
 
 
@@ -106,23 +106,23 @@ def check_same(
     Raises:
         InputError: a variable is missing on one side, or has another shape or type.
     """
-    by_name = metadata.by_name
-    what = f"checkpoint '{location.prefix}' is of another model"
-    found = []
+    saved_variables = metadata.by_name
+    fault = f"checkpoint '{location.prefix}' is of another model"
+    matches = []
     for variable in variables:
-        saved = by_name.get(names.get(variable.name, variable.name))
+        saved = saved_variables.get(names.get(variable.name, variable.name))
         if saved is None or (saved.shape, saved.dtype) != (variable.shape, variable.dtype):
-            got = f"no variable '{variable.name}'" if saved is None else f"variable '{saved.name}' as {saved}"
-            raise InputError(describe(what, got=got, expected=f"'{variable.name}' as {variable}", advice=OTHER_MODEL))
-        found.append(saved)
-    taken = {saved.name for saved in found}
-    groups = {name.split("/")[0] for name in taken}
+            text = f"no variable '{variable.name}'" if saved is None else f"variable '{saved.name}' as {saved}"
+            raise InputError(describe(fault, got=text, expected=f"'{variable.name}' as {variable}", advice=OTHER_MODEL))
+        matches.append(saved)
+    names_read = {saved.name for saved in matches}
+    groups = {name.split("/")[0] for name in names_read}
     for saved in metadata.variables:
-        if saved.name not in taken and saved.name.split("/")[0] in groups:
+        if saved.name not in names_read and saved.name.split("/")[0] in groups:
             raise InputError(
-                describe(what, got=f"variable '{saved.name}' as {saved}", expected="no such variable", advice=OTHER_MODEL)
+                describe(fault, got=f"variable '{saved.name}' as {saved}", expected="no such variable", advice=OTHER_MODEL)
             )
-    return found
+    return matches
 
 
 OTHER_MODEL = "load it into the model that it was saved from"
@@ -133,17 +133,17 @@ def read_all(location: CheckpointLocation, variables: Sequence[Variable], saved:
     batch: list[Wanted] = []
     for variable, source in zip(variables, saved, strict=True):
         for rank, target in zip(variable.ranks, variable.shards, strict=True):
-            wanted = _wanted(variable, source.name, rank, target)
-            if wanted.n_bytes:
-                batch.append(wanted)
-        if sum(wanted.n_bytes for wanted in batch) >= BATCH_BYTES:
+            request = _read_request(variable, source.name, rank, target)
+            if request.n_bytes:
+                batch.append(request)
+        if sum(request.n_bytes for request in batch) >= BATCH_BYTES:
             _read(location, batch)
             batch = []
     if batch:
         _read(location, batch)
 
 
-def _wanted(variable: Variable, name: str, rank: int, target: tf.Variable) -> Wanted:
+def _read_request(variable: Variable, name: str, rank: int, target: tf.Variable) -> Wanted:
     bounds = variable.layout.bounds(variable.shape, rank)
     local = variable.layout.local_shape(variable.shape, rank)
     n_bytes = tf.TensorShape(local).num_elements() * variable.item_bytes
@@ -157,12 +157,12 @@ def _read(location: CheckpointLocation, batch: Sequence[Wanted]) -> None:
     with refusing_unreadable(location), tf.device("CPU:0"):
         values = tf.raw_ops.RestoreV2(
             prefix=location.prefix,
-            tensor_names=[wanted.entry for wanted in batch],
-            shape_and_slices=[wanted.spec for wanted in batch],
-            dtypes=[tf.as_dtype(wanted.dtype) for wanted in batch],
+            tensor_names=[request.entry for request in batch],
+            shape_and_slices=[request.spec for request in batch],
+            dtypes=[tf.as_dtype(request.dtype) for request in batch],
         )
-    for wanted, value in zip(batch, values, strict=True):
-        if wanted.bounds is not None:
-            begin = [start for start, _ in wanted.bounds]
-            value = tf.slice(value, begin, [end - start for start, end in wanted.bounds])
-        wanted.target.assign(value)
+    for request, value in zip(batch, values, strict=True):
+        if request.bounds is not None:
+            begin = [start for start, _ in request.bounds]
+            value = tf.slice(value, begin, [end - start for start, end in request.bounds])
+        request.target.assign(value)

@@ -72,12 +72,12 @@ class CheckpointLocation:
 
     def data_files(self) -> dict[tuple[int, int], Path]:
         """Return the existing data files by (number, count of files)."""
-        found = {}
+        files = {}
         for file in self.folder.iterdir() if self.folder.is_dir() else ():
             match = _DATA_FILE.fullmatch(file.name.removeprefix(self.name)) if file.name.startswith(self.name) else None
             if match is not None:
-                found[int(match[1]), int(match[2])] = file
-        return found
+                files[int(match[1]), int(match[2])] = file
+        return files
 
     def prepare(self, lock: Lock) -> None:
         """Make the target's folder if it doesn't exist, take the lock, and make the empty scratch folder.
@@ -107,14 +107,14 @@ class CheckpointLocation:
 
     def commit(self) -> None:
         """Move the checkpoint that was merged in the scratch folder, under this name, to this place."""
-        made = CheckpointLocation(self.scratch, self.name)
-        with writing(self, made.index, 0):
-            files = made.data_files()
-            make_safe(made.index)
+        source = CheckpointLocation(self.scratch, self.name)
+        with writing(self, source.index, 0):
+            files = source.data_files()
+            make_safe(source.index)
             for file in files.values():
                 file.replace(self.folder / file.name)
             make_safe(self.folder)
-            made.index.replace(self.index)
+            source.index.replace(self.index)
             make_safe(self.folder)
         self.discard()
         for key, file in self.data_files().items():
@@ -153,13 +153,13 @@ def writing(location: CheckpointLocation, file: Path, n_bytes: int) -> Iterator[
         yield
     except (OSError, tf.errors.OpError) as error:
         size = f" of {n_bytes} bytes" if n_bytes else ""
-        free = shutil.disk_usage(location.folder).free if location.folder.is_dir() else 0
-        is_full = free < n_bytes or reason(error) == os.strerror(errno.ENOSPC)
+        free_bytes = shutil.disk_usage(location.folder).free if location.folder.is_dir() else 0
+        is_full = free_bytes < n_bytes or reason(error) == os.strerror(errno.ENOSPC)
         advice = "make room, or save elsewhere" if is_full else "save elsewhere, or see to that folder"
         raise TensorOptError(
             describe(
                 f"checkpoint '{location.prefix}' can't be saved",
-                got=f"'{reason(error)}' for file '{file}'{size}, with {free} bytes free there",
+                got=f"'{reason(error)}' for file '{file}'{size}, with {free_bytes} bytes free there",
                 advice=f"{advice}; the checkpoints that were there are as they were",
             )
         ) from error
@@ -185,12 +185,12 @@ def keep_newest(location: CheckpointLocation, max_to_keep: int | None) -> None:
     names = [
         name for name in names if name != location.name and CheckpointLocation(location.folder, name).index.exists()
     ] + [location.name]
-    gone = names[:-max_to_keep] if max_to_keep else []
-    names = names[len(gone) :]
+    oldest = names[:-max_to_keep] if max_to_keep else []
+    names = names[len(oldest) :]
     state = tf.compat.v1.train.generate_checkpoint_state_proto(str(location.folder.absolute()), location.name, names)
     text = text_format.MessageToString(state)
     write_atomically(location.folder / "checkpoint", lambda partial: partial.write_text(text), "the list of checkpoints")
-    for name in gone:
+    for name in oldest:
         CheckpointLocation(location.folder, name).remove()
 
 
@@ -224,10 +224,10 @@ def _list_in(folder: Path) -> Any:
     if not file.is_file():
         return None
     try:
-        state, got = tf.train.get_checkpoint_state(str(folder)), "what is no list"
+        state, content = tf.train.get_checkpoint_state(str(folder)), "what is no list"
     except ValueError as error:
-        state, got = None, cut(error)
+        state, content = None, cut(error)
     if state is None:
         advice = "load a checkpoint by its own name, folder/name, or save another one into the folder"
-        raise InputError(describe(f"the list of checkpoints '{file}' is damaged", got=got, advice=advice))
+        raise InputError(describe(f"the list of checkpoints '{file}' is damaged", got=content, advice=advice))
     return state

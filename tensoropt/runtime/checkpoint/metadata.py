@@ -112,12 +112,12 @@ def find_checkpoint(path: str | os.PathLike[str]) -> CheckpointLocation:
         return CheckpointLocation.of(latest)
     location = CheckpointLocation.of(text)
     if not location.index.is_file():
-        others = [f"'{other}'" for other in listed_prefixes(location.folder)]
+        prefixes = [f"'{prefix}'" for prefix in listed_prefixes(location.folder)]
         raise InputError(
             describe(
                 f"there is no checkpoint '{text}'",
                 expected=f"a file '{location.index}'",
-                advice=f"its folder has {', '.join(others)}" if others else None,
+                advice=f"its folder has {', '.join(prefixes)}" if prefixes else None,
             )
         )
     return location
@@ -131,9 +131,9 @@ def read_at(location: CheckpointLocation) -> Metadata:
     """
     with refusing_unreadable(location):
         reader = tf.train.load_checkpoint(location.prefix)
-        ours = reader.has_tensor(ENTRY)
-        text = reader.get_tensor(ENTRY) if ours else b""
-    if not ours:
+        is_ours = reader.has_tensor(ENTRY)
+        text = reader.get_tensor(ENTRY) if is_ours else b""
+    if not is_ours:
         raise InputError(
             describe(
                 f"checkpoint '{location.prefix}' wasn't saved by TensorOpt",
@@ -142,9 +142,9 @@ def read_at(location: CheckpointLocation) -> Metadata:
             )
         )
     metadata = Metadata.from_json(text, location.prefix)
-    there = {number for number, count in location.data_files() if count == metadata.n_files}
+    numbers = {number for number, count in location.data_files() if count == metadata.n_files}
     for number in range(metadata.n_files):
-        if number not in there:
+        if number not in numbers:
             file = f"{location.prefix}.data-{number:05d}-of-{metadata.n_files:05d}"
             raise InputError(
                 describe(f"checkpoint '{location.prefix}' isn't whole", got=f"no file '{file}'", advice=RECOVER)

@@ -37,16 +37,16 @@ class Objects:
     @property
     def name_by_id(self) -> dict[int, str]:
         """The names by the ``id`` of a variable, and of the TensorFlow variable in a Keras variable."""
-        found = {}
+        names = {}
         for variable, name in self.names:
-            found[id(variable)] = found[id(_inner(variable))] = name
-        return found
+            names[id(variable)] = names[id(_inner(variable))] = name
+        return names
 
     def order(self) -> dict[str, tuple[str | None, ...]]:
         """Return the names of each root's variables in its own order; None for a variable that isn't in the checkpoint."""
-        by_id = self.name_by_id
+        names = self.name_by_id
         return {
-            root: tuple(by_id.get(id(variable)) for variable in value.variables)
+            root: tuple(names.get(id(variable)) for variable in value.variables)
             for root, value in self.roots.items()
             if hasattr(value, "variables")
         }
@@ -63,7 +63,7 @@ def object_graph(objects: Objects | None) -> bytes:
     continues from its value.
     """
     root = tf.train.Checkpoint(**(objects.roots if objects is not None else {}))
-    by_id = {id(root.save_counter): COUNTER, **(objects.name_by_id if objects is not None else {})}
+    name_of_id = {id(root.save_counter): COUNTER, **(objects.name_by_id if objects is not None else {})}
     view = tf.train.TrackableView(root)
     nodes = view.descendants()
     number = {id(node): i for i, node in enumerate(nodes)}
@@ -72,8 +72,8 @@ def object_graph(objects: Objects | None) -> bytes:
         entry = graph.nodes.add()
         for name, child in view.children(node).items():
             entry.children.add(node_id=number[id(child)], local_name=name)
-        if id(node) in by_id:
-            name = by_id[id(node)]
+        if id(node) in name_of_id:
+            name = name_of_id[id(node)]
             entry.attributes.add(name=VALUE, full_name=name, checkpoint_key=entry_of(name))
     _mark_holders(graph)
     return bytes(graph.SerializeToString())

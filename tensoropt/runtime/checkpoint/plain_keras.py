@@ -32,7 +32,7 @@ def load_checkpoint(path: str | os.PathLike[str], model: Any = None, optimizer: 
     roots = {root: value for root, value in (("model", model), ("optimizer", optimizer)) if value is not None}
     if model is not None and optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
-    variables = [each for root, value in roots.items() for each in _variables(location, metadata, root, value)]
+    variables = [variable for root, value in roots.items() for variable in _variables(location, metadata, root, value)]
     read_all(location, variables, check_same(location, metadata, variables, {}))
     return metadata
 
@@ -41,15 +41,15 @@ def _variables(location: CheckpointLocation, metadata: Metadata, root: str, valu
     """Return Keras's variables, each as one replicated shard, by the names that those of their positions have when saved."""
     names = metadata.objects.get(root)
     if names is None:
-        got = f"variables of {sorted(metadata.objects) or 'none'}"
-        raise InputError(describe(f"checkpoint '{location.prefix}' has no Keras {root}", got=got))
-    held = [variable._value for variable in value.variables]
-    if len(held) != len(names):
-        what = f"checkpoint '{location.prefix}' is of another {root}"
-        raise InputError(describe(what, got=f"{len(names)} variables", expected=len(held), advice=OTHER_MODEL))
+        text = f"variables of {sorted(metadata.objects) or 'none'}"
+        raise InputError(describe(f"checkpoint '{location.prefix}' has no Keras {root}", got=text))
+    variables = [variable._value for variable in value.variables]
+    if len(variables) != len(names):
+        fault = f"checkpoint '{location.prefix}' is of another {root}"
+        raise InputError(describe(fault, got=f"{len(names)} variables", expected=len(variables), advice=OTHER_MODEL))
     mesh = Mesh.of(1)
     return [
-        Variable(name, tuple(each.shape), each.dtype.name, Layout.replicated(mesh, len(each.shape)), (each,))
-        for each, name in zip(held, names, strict=True)
+        Variable(name, tuple(variable.shape), variable.dtype.name, Layout.replicated(mesh, len(variable.shape)), (variable,))
+        for variable, name in zip(variables, names, strict=True)
         if name
     ]

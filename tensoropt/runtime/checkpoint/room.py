@@ -20,8 +20,8 @@ MAKES_READY, WRITES = 10, 19
 
 def give_way(niceness: int) -> None:
     """Have this thread take little of the time that training needs."""
-    own = threading.get_native_id()
-    os.setpriority(os.PRIO_PROCESS, own, min(19, os.getpriority(os.PRIO_PROCESS, own) + niceness))
+    thread_id = threading.get_native_id()
+    os.setpriority(os.PRIO_PROCESS, thread_id, min(19, os.getpriority(os.PRIO_PROCESS, thread_id) + niceness))
 
 
 def started(action: Callable[[], object]) -> threading.Thread:

@@ -62,15 +62,15 @@ class Item:
     def read(self) -> Item:
         """Return the item with the present value: a CPU's is shared until it is assigned to, a GPU's is copied."""
         with tf.device("CPU:0"):
-            made = self.make()
-            value = tf.identity(made)
-        return replace(self, make=lambda: value, is_copy=getattr(made, "device", "") != value.device)
+            source = self.make()
+            value = tf.identity(source)
+        return replace(self, make=lambda: value, is_copy=getattr(source, "device", "") != value.device)
 
     def copied(self, room: Room) -> Item:
         """Return the item with a copy of what was read, if there is room, so that no step has to make it."""
         with tf.device("CPU:0"):
-            kept = self.make() if self.is_copy else room.copied(self.make())
-        return replace(self, make=lambda: kept)
+            value = self.make() if self.is_copy else room.copied(self.make())
+        return replace(self, make=lambda: value)
 
 
 def save(
@@ -106,9 +106,9 @@ def save(
     """
     if max_to_keep is not None and max_to_keep < 1:
         raise InputError(describe("max_to_keep counts checkpoints", got=max_to_keep, expected="1 or more, or None for all"))
-    numbered = os.fspath(prefix) if number is None else f"{os.fspath(prefix)}-{number}"
+    path = os.fspath(prefix) if number is None else f"{os.fspath(prefix)}-{number}"
     counter = 1 if number is None else number
-    return PendingSave(numbered, entries, processes, Beside(metadata or {}, objects, counter), max_to_keep).finish()
+    return PendingSave(path, entries, processes, Beside(metadata or {}, objects, counter), max_to_keep).finish()
 
 
 @dataclass(frozen=True)
@@ -141,15 +141,15 @@ class PendingSave:
         prefix: str,
         entries: Sequence[StateEntry],
         processes: Processes,
-        beside: Beside,
+        extras: Beside,
         max_to_keep: int | None,
         *,
         room: Room | None = None,
     ) -> None:
-        _check_json(beside.metadata)
+        _check_json(extras.metadata)
         self._location, self._processes, self._max_to_keep = CheckpointLocation.of(prefix), processes, max_to_keep
         variables = variables_of(entries)
-        self._own = _own_items(variables, beside)
+        self._own = _own_items(variables, extras)
         self._lock = self._location.lock()
         self._files: list[str] = []
         self._error: Exception | None = None
@@ -159,8 +159,8 @@ class PendingSave:
             on_rank_0(processes, lambda: self._location.prepare(self._lock))
             together(processes, lambda: _find_scratch(self._location, processes))
             self._items = _items(variables, processes)
-            self._apart = processes.gather_max(float(room is None)) == 0
-            if self._apart:
+            self._is_apart = processes.gather_max(float(room is None)) == 0
+            if self._is_apart:
                 self._items = {device: [item.read() for item in items] for device, items in self._items.items()}
             self._run(self._write)
         except BaseException:
@@ -176,13 +176,13 @@ class PendingSave:
             except Exception as error:
                 self._error = error
 
-        if self._apart:
+        if self._is_apart:
             self._thread = started(act)
         else:
             act()
 
     def _write(self) -> None:
-        if self._apart and self._room is not None:
+        if self._is_apart and self._room is not None:
             for items in self._items.values():
                 for i in reversed(range(len(items))):  # steps often assign to the last ones first
                     items[i] = items[i].copied(self._room)
@@ -207,7 +207,7 @@ class PendingSave:
         try:
             together(self._processes, self._check)
             if not self._joins:
-                files = [file for of_process in self._processes.gather(self._files) for file in of_process]
+                files = [file for group in self._processes.gather(self._files) for file in group]
                 self._joins = True
                 if self._processes.rank == 0:
                     self._run(lambda: _join(self._location, files, self._own, self._max_to_keep))
@@ -237,7 +237,7 @@ class PendingSave:
             self._lock.release()
 
 
-def room_for(entries: Sequence[StateEntry], processes: Processes, *, says: bool = False) -> Room | None:
+def room_for(entries: Sequence[StateEntry], processes: Processes, *, is_reported: bool = False) -> Room | None:
     """Return memory for a copy of what this process saves of a state; None if it hasn't so much, which it may say."""
     variables = variables_of(entries)
     devices = {variable.first_device + rank for variable in variables for rank in variable.ranks}
@@ -245,7 +245,7 @@ def room_for(entries: Sequence[StateEntry], processes: Processes, *, says: bool 
     n_bytes = Room.bytes_for(part.n_bytes for part in parts)
     if n_bytes < available_memory_bytes(processes.local_size):
         return Room(n_bytes)
-    if says:
+    if is_reported:
         say(f"training waits for a save: a second copy of {memory_text(n_bytes)} of the state has no room in memory")
     return None
 
@@ -275,9 +275,9 @@ def _items(variables: Sequence[Variable], processes: Processes) -> dict[int, lis
     unsliced = [variable for variable in variables if not variable.in_slices]
     for turn, variable in enumerate(unsliced):
         writer = turn % processes.size
-        full = _global_value(variable, processes, writer)
-        if full is not None:
-            items[processes.rank].append(Item(entry_of(variable.name), "", variable.n_bytes, full))
+        value = _global_value(variable, processes, writer)
+        if value is not None:
+            items[processes.rank].append(Item(entry_of(variable.name), "", variable.n_bytes, value))
     return items
 
 
@@ -303,21 +303,21 @@ def _global_value(variable: Variable, processes: Processes, writer: int) -> Call
     """
     if not variable.layout.split_axes and variable.layout.mesh.n_devices >= processes.size:
         return variable.shards[0].value if processes.rank == writer else None
-    held = {
+    shards = {
         rank: shard.numpy()
         for rank, shard in zip(variable.ranks, variable.shards, strict=True)
         if holders_of(variable.layout, rank)[0] == rank
     }
-    collected = processes.collect(held, writer)
+    collected = processes.collect(shards, writer)
     if collected is None:
         return None
 
     def make() -> np.ndarray:
-        full = np.empty(variable.shape, tf.as_dtype(variable.dtype).as_numpy_dtype)
-        for by_rank in collected:
-            for rank, shard in by_rank.items():
-                full[shard_slices(variable.layout, variable.shape, rank)] = shard
-        return full
+        value = np.empty(variable.shape, tf.as_dtype(variable.dtype).as_numpy_dtype)
+        for shards_by_rank in collected:
+            for rank, shard in shards_by_rank.items():
+                value[shard_slices(variable.layout, variable.shape, rank)] = shard
+        return value
 
     return make
 
@@ -325,8 +325,8 @@ def _global_value(variable: Variable, processes: Processes, writer: int) -> Call
 def _write_shards(location: CheckpointLocation, device: int, items: Sequence[Item]) -> list[str]:
     """Write items into files of a device, of about ``SHARD_BYTES`` each, and return the files' prefixes."""
     prefixes, starts = [], itertools.accumulate((item.n_bytes for item in items), initial=0)
-    numbered = zip(starts, items, strict=False)
-    for number, run in itertools.groupby(numbered, key=lambda pair: pair[0] // SHARD_BYTES):
+    pairs = zip(starts, items, strict=False)
+    for number, run in itertools.groupby(pairs, key=lambda pair: pair[0] // SHARD_BYTES):
         prefixes.append(str(location.scratch / f"rank-{device:05d}-{number:05d}"))
         _write(location, prefixes[-1], [item for _, item in run])
     return prefixes
@@ -346,29 +346,29 @@ def _write(location: CheckpointLocation, prefix: str, items: Sequence[Item]) -> 
         make_safe(file)
 
 
-def _own_items(variables: Sequence[Variable], beside: Beside) -> Callable[[int], list[Item]]:
+def _own_items(variables: Sequence[Variable], extras: Beside) -> Callable[[int], list[Item]]:
     """Return a function of a checkpoint's number of data files, which returns its own entries.
 
     They are the metadata, the graph of the user's objects, the save counter, and what is beside. What needs Keras is made at
     once, and not in a thread.
     """
     saved = tuple(Saved(variable.name, variable.shape, variable.dtype) for variable in variables)
-    order, graph = beside.objects.order() if beside.objects is not None else {}, object_graph(beside.objects)
+    order, graph = extras.objects.order() if extras.objects is not None else {}, object_graph(extras.objects)
 
     def items(n_files: int) -> list[Item]:
-        text = Metadata(saved, n_files, order, beside.metadata).to_json().encode()
+        text = Metadata(saved, n_files, order, extras.metadata).to_json().encode()
         return [
             Item(METADATA, "", len(text), lambda: tf.constant(text)),
             Item(OBJECT_GRAPH, "", len(graph), lambda: tf.constant(graph)),
-            Item(entry_of(COUNTER), "", 8, lambda: tf.constant(beside.counter, tf.int64)),
-            *(Item(key, "", memoryview(each).nbytes, partial(tf.constant, each)) for key, each in beside.entries.items()),
+            Item(entry_of(COUNTER), "", 8, lambda: tf.constant(extras.counter, tf.int64)),
+            *(Item(key, "", memoryview(value).nbytes, partial(tf.constant, value)) for key, value in extras.entries.items()),
         ]
 
     return items
 
 
 def _join(
-    location: CheckpointLocation, files: Sequence[str], own: Callable[[int], list[Item]], max_to_keep: int | None
+    location: CheckpointLocation, files: Sequence[str], own_items: Callable[[int], list[Item]], max_to_keep: int | None
 ) -> None:
     """Join the ranks' files, put the checkpoint in its place, and enter it in the folder's list."""
     for file in files:
@@ -380,18 +380,18 @@ def _join(
                     advice="save to a shared file system",
                 )
             )
-    joined = list(files)
+    parts = list(files)
     # One more file if the existing checkpoint has the same number, and thus files of the same names.
     counts = {count for _, count in location.data_files()} if location.index.exists() else set()
     with contextlib.suppress(TensorOptError):
         counts = {read_at(location).n_files}
     n_own = 2 if len(files) + 1 in counts else 1
-    items = own(len(files) + n_own)
+    items = own_items(len(files) + n_own)
     for i in range(n_own):
-        joined.append(str(location.scratch / f"about-{i}"))
-        _write(location, joined[-1], items[i::n_own])
-    merged = location.scratch / location.name
-    with writing(location, merged.with_name(f"{location.name}.index"), 0), tf.device("CPU:0"):
-        tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=joined, destination_prefix=str(merged), delete_old_dirs=False)
+        parts.append(str(location.scratch / f"about-{i}"))
+        _write(location, parts[-1], items[i::n_own])
+    target = location.scratch / location.name
+    with writing(location, target.with_name(f"{location.name}.index"), 0), tf.device("CPU:0"):
+        tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=parts, destination_prefix=str(target), delete_old_dirs=False)
     location.commit()
     keep_newest(location, max_to_keep)

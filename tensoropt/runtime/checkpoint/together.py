@@ -17,20 +17,20 @@ def together(processes: Processes, action: Callable[[], Value]) -> Value:
     The action must not communicate. Its TensorOptError on any rank becomes the error of the lowest such rank on all ranks.
     Other exceptions are raised on their own rank only, and end the run.
     """
-    failed: TensorOptError | None = None
+    own_error: TensorOptError | None = None
     try:
         value = action()
     except TensorOptError as error:
-        failed = error
-    failures = processes.gather(None if failed is None else (type(failed), str(failed)))
+        own_error = error
+    failures = processes.gather(None if own_error is None else (type(own_error), str(own_error)))
     for failure in failures:
         if failure is not None:
             kind, sentence = failure
-            raise kind(sentence) from failed
+            raise kind(sentence) from own_error
     return value
 
 
 def on_rank_0(processes: Processes, action: Callable[[], Value]) -> Value:
     """Run an action on rank 0. Return its result (picklable), or raise its error, on every rank."""
-    own: Callable[[], Any] = action if processes.rank == 0 else lambda: None
-    return processes.broadcast(together(processes, own))
+    own_action: Callable[[], Any] = action if processes.rank == 0 else lambda: None
+    return processes.broadcast(together(processes, own_action))

@@ -44,8 +44,8 @@ class Variable:
     @classmethod
     def of(cls, entry: StateEntry) -> Variable:
         """Return the variable of a state entry."""
-        of_entry = entry.variables, entry.ranks, entry.first_device
-        return cls(entry_name(entry), tuple(entry.shape), entry.dtype, entry.layout, *of_entry)
+        placement = entry.variables, entry.ranks, entry.first_device
+        return cls(entry_name(entry), tuple(entry.shape), entry.dtype, entry.layout, *placement)
 
     @property
     def item_bytes(self) -> int:
@@ -86,11 +86,11 @@ def variables_of(entries: Sequence[StateEntry]) -> list[Variable]:
         InputError: two of them have the same name.
     """
     variables = [Variable.of(entry) for entry in entries]
-    seen: set[str] = set()
+    names: set[str] = set()
     for variable in variables:
-        if variable.name in seen:
+        if variable.name in names:
             raise InputError(
                 describe("a checkpoint needs names that differ", got=f"two variables '{variable.name}'", advice="rename one")
             )
-        seen.add(variable.name)
+        names.add(variable.name)
     return variables

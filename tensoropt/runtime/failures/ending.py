@@ -93,8 +93,8 @@ class Ending:
         self._tell(_FAREWELL.pack(*collectives_begun), FAREWELL_TAG)
 
     def _tell(self, message: bytes, tag: int) -> None:
-        others = (rank for rank in range(self.comm.size) if rank != self.comm.rank)
-        self._farewells += [self.comm.Isend(bytearray(message), dest=rank, tag=tag) for rank in others]
+        ranks = (rank for rank in range(self.comm.size) if rank != self.comm.rank)
+        self._farewells += [self.comm.Isend(bytearray(message), dest=rank, tag=tag) for rank in ranks]
 
     def receive_farewells(self) -> list[tuple[int, tuple[int, ...]]]:
         """Return (rank, collectives that it began, by chain) of each rank that ended since the last call."""

@@ -83,7 +83,7 @@ class ErrorHandling:
     def on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
         """Report an uncaught exception and end all ranks. Replaces ``sys.excepthook``."""
         ending = self.processes.ending
-        error = _explained(error)
+        error = _explain(error)
         kind = type(error)
         if ending is None:
             self._say(kind, error, trace, prefix="")
@@ -92,9 +92,9 @@ class ErrorHandling:
             time.sleep(SPEAKING_S)  # that rank's end ends this one, too, and says why
             self._end_all(f"rank {self.processes.rank} has lost the connection to another rank in a collective")
         if issubclass(kind, KeyboardInterrupt):
-            self._end_all(f"rank {self.processes.rank}: {_named(error)}", 130)
+            self._end_all(f"rank {self.processes.rank}: {_error_text(error)}", 130)
         code = exit_code_of(error)
-        notes.note(notes.REFUSED if isinstance(error, InputError) else notes.FAILED, error=_named(error))
+        notes.note(notes.REFUSED if isinstance(error, InputError) else notes.FAILED, error=_error_text(error))
         # Types are compared by name, since the ranks agree on the text that would be printed.
         digest = hashlib.sha256(f"{kind.__qualname__}: {error}".encode()).digest()[:DIGEST_BYTES]
         self._stop()
@@ -103,10 +103,10 @@ class ErrorHandling:
             self._say(kind, error, trace, prefix=f"rank {self.processes.rank}: ")
             ending.abort(code)
         failures = ending.failures()
-        same = [rank for rank, other in failures if other == digest]
-        if self.processes.rank == min(same):
-            unanimous = len(same) == ending.n_working()
-            self._say(kind, error, trace, prefix="" if unanimous else f"rank {self.processes.rank}: ")
+        ranks = [rank for rank, rank_digest in failures if rank_digest == digest]
+        if self.processes.rank == min(ranks):
+            is_unanimous = len(ranks) == ending.n_working()
+            self._say(kind, error, trace, prefix="" if is_unanimous else f"rank {self.processes.rank}: ")
         raise SystemExit(code)
 
     def on_thread_exception(self, arguments: threading.ExceptHookArgs) -> None:
@@ -131,7 +131,7 @@ class ErrorHandling:
             print(f"tensoropt: {prefix}{_out_of_memory(error)}", file=sys.stderr, flush=True)
         else:
             if prefix:
-                print(f"tensoropt: {prefix}{_named(error)}", file=sys.stderr)
+                print(f"tensoropt: {prefix}{_error_text(error)}", file=sys.stderr)
             self.previous_hook(kind, error, trace)
             sys.stderr.flush()
 
@@ -159,7 +159,7 @@ class ErrorHandling:
                 ending.speak()
                 print(f"tensoropt: rank {rank} ended with exit code {code} before the others.", file=sys.stderr)
                 ending.abort(code)
-            if self.processes.rank == next(rank for rank, other in ending.failures() if other == digest):
+            if self.processes.rank == next(rank for rank, rank_digest in ending.failures() if rank_digest == digest):
                 sys.stderr.write("")  # it shows what was kept back
             return
         ending.say_farewell(self.processes.collectives_begun)
@@ -194,39 +194,39 @@ class ErrorHandling:
     def _watch(self) -> None:
         ending = self.processes.ending
         assert ending is not None
-        ended: dict[int, tuple[int, ...]] = {}
+        farewells: dict[int, tuple[int, ...]] = {}
         assert self.watch is not None
         while not self._stop_watching.wait(WATCH_INTERVAL_S):
-            said = self.watch.look(ending.joined_s)
-            if said is not None:
-                self._end_all(said)
-            ended.update(ending.receive_farewells())
-            own = self.processes.collectives_begun
-            missing = [rank for rank, begun in ended.items() if any(map(operator.lt, begun, own))]
+            verdict = self.watch.look(ending.joined_s)
+            if verdict is not None:
+                self._end_all(verdict)
+            farewells.update(ending.receive_farewells())
+            own_counts = self.processes.collectives_begun
+            missing = [rank for rank, counts in farewells.items() if any(map(operator.lt, counts, own_counts))]
             if missing:
                 self._end_all(self._ended_early(missing[0]))
 
     def _ended_early(self, rank: int) -> str:
         """Return the sentence about a rank that has ended while this one waits for it, with the last calls of both."""
-        own, frames = self.processes.rank, sys._current_frames()
+        own_rank, frames = self.processes.rank, sys._current_frames()
         call = code_location(frames.get(threading.main_thread().ident or 0)).call
-        other = self.processes.last_calls.get(rank)
-        calls = [f"rank {own} is in {call}"] * bool(call) + [f"rank {rank} was last known in {other}"] * bool(other)
-        where = f": {', '.join(calls)}" if calls else ""
+        last = self.processes.last_calls.get(rank)
+        calls = [f"rank {own_rank} is in {call}"] * bool(call) + [f"rank {rank} was last known in {last}"] * bool(last)
+        place = f": {', '.join(calls)}" if calls else ""
         return (
-            f"rank {own} waits in a collective for rank {rank}, which has ended{where}. All ranks must run the same "
+            f"rank {own_rank} waits in a collective for rank {rank}, which has ended{place}. All ranks must run the same "
             "steps, as many times."
         )
 
-    def _end_all(self, said: str, exit_code: int = 1) -> NoReturn:
+    def _end_all(self, sentence: str, exit_code: int = 1) -> NoReturn:
         """Print why the ranks end, unless another rank is about to, and end all ranks."""
         ending = self.processes.ending
         assert ending is not None
-        notes.note(notes.FAILED, error=said)
+        notes.note(notes.FAILED, error=sentence)
         time.sleep(min(0.1 * self.processes.rank, MOST_STAGGER_S))
         if not ending.others_speak():
             ending.speak()
-            say(said)
+            say(sentence)
             ending.abort(exit_code)
         time.sleep(SPEAKING_S)
         ending.abort(exit_code)
@@ -258,7 +258,7 @@ def sentence_of(error: TensorOptError) -> str:
     return f"{message.removesuffix('.')} (at {line}){end}" if line else message
 
 
-def _named(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """Return an error's type, its message and the user's line."""
     message, line = str(error), users_line_of(error)
     return f"{type(error).__name__}{f': {message}' if message else ''}{f' (at {line})' if line else ''}"
@@ -267,9 +267,9 @@ def _named(error: BaseException) -> str:
 def _out_of_memory(error: BaseException) -> str:
     """Return a message that says which allocation of Python or TensorFlow failed, without the trace."""
     lines = (line.strip() for line in str(error).splitlines())
-    wanted = next((line for line in lines if "OOM" in line or "allocate" in line), "")
+    failure = next((line for line in lines if "OOM" in line or "allocate" in line), "")
     return (
-        f"out of memory{': ' * bool(wanted)}{wanted.rstrip('.')}; find a plan that needs less per device, with "
+        f"out of memory{': ' * bool(failure)}{failure.rstrip('.')}; find a plan that needs less per device, with "
         "find_strategy(memory=...) or on more devices"
     )
 
@@ -288,14 +288,14 @@ def explain_errors(explanation: Callable[[BaseException], str | None]) -> None:
         _explanations.append(explanation)
 
 
-def _explained(error: BaseException) -> BaseException:
+def _explain(error: BaseException) -> BaseException:
     """Return the error to print for an uncaught one: the first explanation as InputError, or else the error itself."""
-    sentence = next((said for said in (explain(error) for explain in _explanations) if said is not None), None)
+    sentence = next((text for text in (explain(error) for explain in _explanations) if text is not None), None)
     if sentence is None:
         return error
-    explained = InputError(sentence)
-    explained.__cause__ = error
-    return explained.with_traceback(error.__traceback__)
+    explanation = InputError(sentence)
+    explanation.__cause__ = error
+    return explanation.with_traceback(error.__traceback__)
 
 
 def install_error_handling(processes: WatchedRank) -> None:
@@ -349,18 +349,18 @@ def _noting_exit(handling: ErrorHandling, original: Callable[..., NoReturn]) -> 
 
 def install_lone_error_handling(rank: int) -> None:
     """Install a hook for errors before ranks can talk to each other, which all meet: only rank 0 prints them."""
-    plain = _plain_hook()
+    plain_hook = _plain_hook()
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if not isinstance(error, TensorOptError) or debugging():
-            plain(kind, error, trace)
+            plain_hook(kind, error, trace)
             return
         notes.note(notes.REFUSED, error=str(error))
         if rank == 0:
             print(f"tensoropt: {error}", file=sys.stderr, flush=True)
         raise SystemExit(error.exit_code)
 
-    hook.plain = plain  # type: ignore[attr-defined]
+    hook.plain = plain_hook  # type: ignore[attr-defined]
     if not hasattr(sys, "ps1"):
         sys.excepthook = hook
 
@@ -368,5 +368,5 @@ def install_lone_error_handling(rank: int) -> None:
 def _plain_hook() -> Hook:
     """Return the hook that prints a traceback: the one installed before ours, such as the user's own."""
     hook: Hook = sys.excepthook
-    plain: Hook = getattr(hook, "plain", hook)
-    return plain
+    plain_hook: Hook = getattr(hook, "plain", hook)
+    return plain_hook

@@ -68,9 +68,9 @@ class Interruptions:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # mpirun may have been started with it blocked
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
-        before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        if before != -1:
-            signal.set_wakeup_fd(before)  # it belongs to other code, such as asyncio
+        descriptor = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        if descriptor != -1:
+            signal.set_wakeup_fd(descriptor)  # it belongs to other code, such as asyncio
             return
         self._wakeup = writing
         # A signal to a child that has just been forked must not go into this process's pipe: it waits until that is left.
@@ -148,19 +148,19 @@ class Interruptions:
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         while frame is not None and frame.f_code.co_filename == __file__:
             frame = frame.f_back  # the handler itself
-        where = code_location(frame)
+        place = code_location(frame)
         note(TERMINATED_NOTE)
         ending.tell_terminated()
-        until_s, others = time.monotonic() + GATHERING_S, set()
+        until_s, ranks = time.monotonic() + GATHERING_S, set()
         while time.monotonic() < until_s and not ending.others_speak():
-            others |= ending.receive_terminated()
+            ranks |= ending.receive_terminated()
             time.sleep(GATHERING_S / 10)
-        if ending.others_speak() or min(others, default=self.rank) < self.rank:
+        if ending.others_speak() or min(ranks, default=self.rank) < self.rank:
             time.sleep(PAUSE_OF_INTERRUPTED_S)
             self._original_exit(TERMINATED)
-        if pause_s > RECENT_S and not others:
+        if pause_s > RECENT_S and not ranks:
             ending.speak()
-            say(f"rank {self.rank}: ended by SIGTERM, from another process, while it was {where}")
+            say(f"rank {self.rank}: ended by SIGTERM, from another process, while it was {place}")
             ending.abort(TERMINATED)
         say(
             "mpirun ends all ranks: it was interrupted (Ctrl-C) or told to end, or a rank was killed or has crashed",
@@ -175,8 +175,8 @@ class Interruptions:
             time.sleep(min(0.1 * self.rank, MOST_STAGGER_S))  # if all ranks exit so, only one prints it
             if not self.ending.others_speak():
                 self.ending.speak()
-                at = f" at {line}" if line else ""
-                say(f"rank {self.rank}: os._exit({status}){at} ends this process at once, and with it all ranks")
+                place = f" at {line}" if line else ""
+                say(f"rank {self.rank}: os._exit({status}){place} ends this process at once, and with it all ranks")
         self._original_exit(status)
 
 

@@ -76,12 +76,12 @@ def check_memory_left() -> None:
 
 def _limits() -> dict[int, int]:
     """Return this process's limits of memory, at which allocations fail."""
-    found = {kind: resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)}
-    return {kind: n_bytes for kind, n_bytes in found.items() if n_bytes != resource.RLIM_INFINITY}
+    limits = {kind: resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)}
+    return {kind: n_bytes for kind, n_bytes in limits.items() if n_bytes != resource.RLIM_INFINITY}
 
 
 def _left_bytes() -> int:
     """Return how much memory this process can still get by its limits; there must be one."""
     size, _, _, _, _, data, _ = (int(pages) * mmap.PAGESIZE for pages in Path("/proc/self/statm").read_text().split())
-    used = {resource.RLIMIT_AS: size, resource.RLIMIT_DATA: data}
-    return max(0, min(n_bytes - used[kind] for kind, n_bytes in _limits().items()))
+    sizes = {resource.RLIMIT_AS: size, resource.RLIMIT_DATA: data}
+    return max(0, min(n_bytes - sizes[kind] for kind, n_bytes in _limits().items()))

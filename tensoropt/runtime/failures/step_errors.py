@@ -58,8 +58,8 @@ def _running_one() -> str:
     runner = _runner
     if runner is None:
         return "another thread"
-    thread, called, frame = runner
-    return f"thread '{thread.name}' ({line_at(called, frame)})"
+    thread, function, frame = runner
+    return f"thread '{thread.name}' ({line_at(function, frame)})"
 
 
 class RefusedValues(AbstractContextManager[None]):
@@ -83,12 +83,12 @@ class RefusedValues(AbstractContextManager[None]):
         if not isinstance(error, tf.errors.InvalidArgumentError):
             return
         op = _operator(self._graph, error.message)
-        where = op.where() if op is not None else "an operator of the model"
+        subject = op.where() if op is not None else "an operator of the model"
         reason = _reason(error.message)
         about_indices = re.search(r"\b(label|indices|index|indexing)|is not in \[", reason, re.IGNORECASE)
         advice = ": labels and indices from 0 to one less than what there is of them" if about_indices else ""
         raise InputError(
-            f"{where} can't take a value of this batch ({running_line()}): {reason}. Give values that the model can "
+            f"{subject} can't take a value of this batch ({running_line()}): {reason}. Give values that the model can "
             f"take{advice}"
         ) from error
 
@@ -96,8 +96,8 @@ class RefusedValues(AbstractContextManager[None]):
 class CheckedValues(AbstractContextManager[None]):
     """A context that reports which of the user's assertions fails."""
 
-    def __init__(self, where: str) -> None:
-        self._where = where
+    def __init__(self, place: str) -> None:
+        self._place = place
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Explain an assertion that fails.
@@ -107,7 +107,7 @@ class CheckedValues(AbstractContextManager[None]):
         """
         if isinstance(error, tf.errors.InvalidArgumentError):
             reason = _reason(error.message)
-            raise InputError(f"{self._where} doesn't hold in this step ({running_line()}): {reason}") from error
+            raise InputError(f"{self._place} doesn't hold in this step ({running_line()}): {reason}") from error
 
 
 def _operator(graph: Graph, message: str) -> Operator | None:
@@ -115,24 +115,24 @@ def _operator(graph: Graph, message: str) -> Operator | None:
 
     The node in the message may have a number appended to the operator's name.
     """
-    found = re.search(r"node (\S+?)(?:}}|\s|$)", message)
-    name = found.group(1) if found else ""
+    match = re.search(r"node (\S+?)(?:}}|\s|$)", message)
+    name = match.group(1) if match else ""
     while name and name not in graph.operators:
-        shorter = re.sub(r"_\d+$", "", name)
-        name = shorter if shorter != name else name.rpartition("/")[0]
+        stem = re.sub(r"_\d+$", "", name)
+        name = stem if stem != name else name.rpartition("/")[0]
     return graph.operators.get(name)
 
 
 def _allocation(message: str) -> str:
     """Return which allocation failed, without the place in TensorFlow's code and without the trace."""
     lines = (line.strip() for line in message.splitlines())
-    wanted = next((line for line in lines if "OOM" in line or "allocate" in line), _reason(message))
-    return re.sub(r"\[Op:\w*\]|\{\{.*?\}\}", "", wanted).strip()
+    failure = next((line for line in lines if "OOM" in line or "allocate" in line), _reason(message))
+    return re.sub(r"\[Op:\w*\]|\{\{.*?\}\}", "", failure).strip()
 
 
 def _reason(message: str) -> str:
     """Return TensorFlow's message without its trace: the last line that isn't about a place in the code."""
     lines = [line.strip() for line in message.splitlines()]
-    kept = [line for line in lines if line and not line.startswith(_ABOUT_WHERE)]
-    text = re.sub(r"\s*\[Op:\w*\]$", "", kept[-1] if kept else "it is refused").rstrip(".")
+    reasons = [line for line in lines if line and not line.startswith(_ABOUT_WHERE)]
+    text = re.sub(r"\s*\[Op:\w*\]$", "", reasons[-1] if reasons else "it is refused").rstrip(".")
     return text if len(text) <= MOST_REASON else f"{text[: MOST_REASON - 4]} ..."

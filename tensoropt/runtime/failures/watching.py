@@ -57,40 +57,40 @@ class ThreadProgress:
         self._since_s = time.monotonic()
         self.where = CodeLocation()
 
-    def look(self, begun: tuple[int, ...], waits_since_s: float | None) -> float:
+    def look(self, counts: tuple[int, ...], waits_since_s: float | None) -> float:
         """Return for how many seconds there was no progress; for a rank that waits, at most since its wait began."""
         now_s = time.monotonic()
         frames = sys._current_frames()
         frame = frames.pop(self._thread or 0, None)
-        self.where, at = code_location(frame), _instructions(frame)
+        self.where, instructions = code_location(frame), _instructions(frame)
         if is_reading(frame):
             line = next(filter(None, map(called_back_line, frames.values())), "")
             self.where = replace(self.where, line=line, is_users=True) if line else self.where
         has_computed = self._computed_s() > LEAST_CPU * (now_s - self._looked_s)
         if waits_since_s is not None:
             self._since_s = max(self._since_s, waits_since_s)
-        elif begun != self._begun or (not self.where.is_users and (at != self._at or has_computed)):
+        elif counts != self._begun or (not self.where.is_users and (instructions != self._at or has_computed)):
             self._since_s = now_s
-        self._begun, self._at, self._looked_s = begun, at, now_s
+        self._begun, self._at, self._looked_s = counts, instructions, now_s
         return now_s - self._since_s
 
     def _computed_s(self) -> float:
         """Return the CPU time since the last call that isn't of other threads of Python."""
         cpu_s, others_cpu_s = time.process_time(), self._cpu_s_of_others()
-        of_others_s = sum(now_s - self._others_cpu_s.get(thread, 0.0) for thread, now_s in others_cpu_s.items())
-        computed_s = cpu_s - self._cpu_s - of_others_s
+        growth_s = sum(now_s - self._others_cpu_s.get(thread, 0.0) for thread, now_s in others_cpu_s.items())
+        computed_s = cpu_s - self._cpu_s - growth_s
         self._cpu_s, self._others_cpu_s = cpu_s, others_cpu_s
         return computed_s
 
     def _cpu_s_of_others(self) -> dict[int, float]:
         """Return the CPU time of each thread, by its system's number, that Python has started and this doesn't look at."""
-        found = {}
+        times_s = {}
         for thread in threading.enumerate():
             # TensorFlow's threads that have called Python are there as dummies.
             if thread.ident != self._thread and thread.native_id and not isinstance(thread, threading._DummyThread):
                 with contextlib.suppress(OSError):  # it has ended
-                    found[thread.native_id] = time.clock_gettime(_cpu_clock(thread.native_id))
-        return found
+                    times_s[thread.native_id] = time.clock_gettime(_cpu_clock(thread.native_id))
+        return times_s
 
 
 def _cpu_clock(native_id: int) -> int:
@@ -100,11 +100,11 @@ def _cpu_clock(native_id: int) -> int:
 
 def _instructions(frame: FrameType | None) -> tuple[tuple[int, int], ...]:
     """Return the instructions that a thread is at, in its innermost functions."""
-    found: list[tuple[int, int]] = []
-    while frame is not None and len(found) < _FRAMES:
-        found.append((id(frame.f_code), frame.f_lasti))
+    instructions: list[tuple[int, int]] = []
+    while frame is not None and len(instructions) < _FRAMES:
+        instructions.append((id(frame.f_code), frame.f_lasti))
         frame = frame.f_back
-    return tuple(found)
+    return tuple(instructions)
 
 
 def _deadlock_s(timeout_s: float) -> float:
@@ -131,7 +131,7 @@ class Questions:
         self._asked_s: dict[int, float] = {}  # questions that are open
         self._looked_s = self.up_since_s = time.monotonic()
 
-    def look(self, own: RankReport) -> None:
+    def look(self, own_report: RankReport) -> None:
         """Answer the questions since the last look, and receive answers."""
         from mpi4py import MPI
 
@@ -145,7 +145,7 @@ class Questions:
         while self.comm.iprobe(source=MPI.ANY_SOURCE, tag=QUESTION_TAG, status=status):
             rank = status.Get_source()
             self.comm.recv(source=rank, tag=QUESTION_TAG)
-            self._sent.append(self.comm.isend(tuple(own), dest=rank, tag=ANSWER_TAG))
+            self._sent.append(self.comm.isend(tuple(own_report), dest=rank, tag=ANSWER_TAG))
         while self.comm.iprobe(source=MPI.ANY_SOURCE, tag=ANSWER_TAG, status=status):
             rank = status.Get_source()
             self._answers[rank] = RankReport(*self.comm.recv(source=rank, tag=ANSWER_TAG))
@@ -166,7 +166,7 @@ class Questions:
 
     def reports(self, waits_since_s: float, timeout_s: float, last_calls: Mapping[int, str]) -> dict[int, Report]:
         """Return what is known of each other rank."""
-        now_s, found = time.monotonic(), {}
+        now_s, result = time.monotonic(), {}
         since_s = max(waits_since_s, self.up_since_s)
         for rank in self._others:
             heard_s, asked_s = self._heard_s.get(rank, 0.0), self._asked_s.get(rank)
@@ -175,8 +175,8 @@ class Questions:
             is_silent = is_open and silent_s >= timeout_s
             # After the timeout ranks are asked at every look.
             is_new = heard_s - waits_since_s >= timeout_s
-            found[rank] = Report(self._answers.get(rank), is_new, silent_s if is_silent else None, last_calls.get(rank, ""))
-        return found
+            result[rank] = Report(self._answers.get(rank), is_new, silent_s if is_silent else None, last_calls.get(rank, ""))
+        return result
 
 
 class RankWatch:
@@ -195,37 +195,37 @@ class RankWatch:
         Returns:
             The message that ends all ranks if this rank waits in vain; else None.
         """
-        waits = [(each.what, each.since_s) for each in self.processes.waiting]
-        started = [since_s for _, since_s in waits if since_s is not None]
-        begun = self.processes.collectives_begun
-        idle_s = self.progress.look(begun, max(started, default=None))
-        where = self.progress.where
-        what = tuple(what if since_s is not None else "" for what, since_s in waits)
-        own = RankReport(begun, what, ended_s is None, idle_s, str(where), where.call)
-        self.questions.look(own)
+        waits = [(wait.what, wait.since_s) for wait in self.processes.waiting]
+        starts_s = [since_s for _, since_s in waits if since_s is not None]
+        counts = self.processes.collectives_begun
+        idle_s = self.progress.look(counts, max(starts_s, default=None))
+        place = self.progress.where
+        collectives = tuple(collective if since_s is not None else "" for collective, since_s in waits)
+        own_report = RankReport(counts, collectives, ended_s is None, idle_s, str(place), place.call)
+        self.questions.look(own_report)
         if ended_s is not None:
             return self._after_the_end(ended_s)
-        if started:
-            self.questions.ask(min(started), self.timeout_s)
+        if starts_s:
+            self.questions.ask(min(starts_s), self.timeout_s)
         for chain in CHAINS:
-            said = self._wait_in(chain, waits[chain][1], own)
-            if said is not None:
-                return said
+            sentence = self._wait_in(chain, waits[chain][1], own_report)
+            if sentence is not None:
+                return sentence
         return None
 
-    def _wait_in(self, chain: int, since_s: float | None, own: RankReport) -> str | None:
+    def _wait_in(self, chain: int, since_s: float | None, own_report: RankReport) -> str | None:
         if since_s is None:
             return None
-        waiting = self.processes.waiting[chain]
+        wait = self.processes.waiting[chain]
         seconds = time.monotonic() - max(since_s, self.questions.up_since_s)
         is_early = seconds < self.timeout_s
         limit_s = _deadlock_s(self.timeout_s) if is_early else self.timeout_s
         if seconds < limit_s:
             return None
-        waited = LongWait(self.processes.rank, chain, seconds, own, waiting.may_compute)
+        long_wait = LongWait(self.processes.rank, chain, seconds, own_report, wait.may_compute)
         reports = self.questions.reports(since_s, limit_s, self.processes.last_calls)
-        said = verdict(waited, reports, limit_s, is_early)
-        return said if waiting.since_s == since_s else None
+        sentence = verdict(long_wait, reports, limit_s, is_early)
+        return sentence if wait.since_s == since_s else None
 
     def _after_the_end(self, ended_s: float) -> str | None:
         """Return the message that ends all ranks if another one is stopped.

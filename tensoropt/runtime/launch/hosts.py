@@ -28,13 +28,13 @@ def hosts_of(text: str) -> list[Host]:
     Raises:
         InputError: a number isn't one.
     """
-    found = []
+    hosts = []
     for part in text.split(","):
         name, _, slots = part.strip().partition(":")
         if not name or not (slots or "1").isdecimal():
             raise InputError(describe("--host takes hosts with their slots", got=repr(text), expected="alpha:4,beta:4"))
-        found.append(Host(name, int(slots or 1)))
-    return found
+        hosts.append(Host(name, int(slots or 1)))
+    return hosts
 
 
 def hosts_in(file: Path) -> list[Host]:
@@ -47,13 +47,13 @@ def hosts_in(file: Path) -> list[Host]:
         lines = [line for text in file.read_text().splitlines() if (line := text.partition("#")[0].strip())]
     except (OSError, ValueError) as error:
         raise InputError(describe(f"hostfile '{file}' can't be read", got=str(error))) from error
-    found = []
+    hosts = []
     for line in lines or [""]:
         match = _LINE.fullmatch(line)
         if match is None or (match[1] is None and len(lines) > 1):
             raise InputError(describe(f"a line of hostfile '{file}'", got=repr(line), expected="such as 'alpha slots=4'"))
-        found.append(Host(match[1] or "", int(match[2])))
-    return found
+        hosts.append(Host(match[1] or "", int(match[2])))
+    return hosts
 
 
 def host_options(hosts: Sequence[Host], environ: Mapping[str, str]) -> list[str]:

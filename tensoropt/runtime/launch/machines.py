@@ -26,11 +26,11 @@ def machine_shape(hosts: Sequence[str]) -> tuple[int, int]:
         )
     if len(set(counts)) == 1:
         return len(counts), counts[0]
-    placed = ", ".join(f"{count} on {host}" for host, count in runs)
+    placement = ", ".join(f"{count} on {host}" for host, count in runs)
     raise InputError(
         describe(
             f"{len(hosts)} ranks on {len(counts)} machines aren't M machines times D devices",
-            got=placed,
+            got=placement,
             expected="p devices of one machine, or the same number on every machine",
             advice=f"start {_neighbouring_counts(counts)}",
         )
@@ -40,12 +40,12 @@ def machine_shape(hosts: Sequence[str]) -> tuple[int, int]:
 def _neighbouring_counts(counts: Sequence[int]) -> str:
     """Return text with the nearest counts of ranks that would work, below (on the devices seen) and above."""
     size, machines = sum(counts), len(counts)
-    descending = sorted(counts, reverse=True)
-    below = max(((used * count, used, count) for used, count in enumerate(descending, start=1)), key=lambda c: c[:2])
-    per_machine = -(-size // machines)
-    if per_machine * machines == size:
-        return f"{below[0]} ({_shape_text(*below[1:])}) or place {size} as {_shape_text(machines, per_machine)}"
-    return f"{below[0]} ({_shape_text(*below[1:])}) or {per_machine * machines} ({_shape_text(machines, per_machine)})"
+    sizes = sorted(counts, reverse=True)
+    nearest = max(((n * count, n, count) for n, count in enumerate(sizes, start=1)), key=lambda c: c[:2])
+    machine_size = -(-size // machines)
+    if machine_size * machines == size:
+        return f"{nearest[0]} ({_shape_text(*nearest[1:])}) or place {size} as {_shape_text(machines, machine_size)}"
+    return f"{nearest[0]} ({_shape_text(*nearest[1:])}) or {machine_size * machines} ({_shape_text(machines, machine_size)})"
 
 
 def _shape_text(machines: int, devices: int) -> str:

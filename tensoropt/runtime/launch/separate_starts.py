@@ -29,7 +29,7 @@ def refuse_separate_processes(n_seen: int, environ: Mapping[str, str] = os.envir
         InputError: there are more, of which the first alone prints the error.
     """
     sizes = [(int(environ.get(size, 0)), environ.get(rank, "0"), size) for rank, size in STEP_VARIABLES]
-    n_started, rank, name = max(sizes, key=lambda each: each[0])
+    n_started, rank, name = max(sizes, key=lambda entry: entry[0])
     if n_started <= n_seen:
         return
     # Open MPI starts its daemons on other hosts by srun, and a rank there has the variables of the daemons' step. Where

@@ -36,9 +36,9 @@ def fed_values(
     tensor = view.graph.tensors[feed.tensor.name]
 
     def rows(index: int) -> Values:
-        of_ranks = zip(ranks, values, strict=True)
-        own = [rows_of(value, layout, tensor.shape, rank, index) for rank, value in of_ranks]
-        return resharded(tensor, layout, view.layout(tensor), own, resharder, path_finder)
+        pairs = zip(ranks, values, strict=True)
+        shards = [rows_of(value, layout, tensor.shape, rank, index) for rank, value in pairs]
+        return resharded(tensor, layout, view.layout(tensor), shards, resharder, path_finder)
 
     return rows
 

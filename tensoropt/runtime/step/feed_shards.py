@@ -30,8 +30,8 @@ def rank_shard(
     In a partial layout the ranks at coordinate 0 of the partial axes hold the value, and the others hold zeros.
     """
     if micro_batches:
-        of_micro_batches = (each.of(value, 0) for each in micro_batches)
-        return np.concatenate([rank_shard(each, layout, each.shape, rank) for each in of_micro_batches])
+        slices = (micro_batch.of(value, 0) for micro_batch in micro_batches)
+        return np.concatenate([rank_shard(part, layout, part.shape, rank) for part in slices])
     if layout.is_replicated:
         return value
     shard = value[shard_slices(layout, shape, rank)]
@@ -61,8 +61,8 @@ def fed_shape(layout: Layout, shape: Shape, micro_batches: tuple[MicroBatch, ...
     """Return the shape of a feed's argument. The shards of micro-batches are concatenated along the first dimension."""
     if not micro_batches:
         return uniform_shape(layout, shape)
-    n_rows, *rest = uniform_shape(layout, (shape[0] // len(micro_batches), *shape[1:]))
-    return tf.TensorShape([None if n_rows is None else n_rows * len(micro_batches), *rest])
+    n_rows, *extents = uniform_shape(layout, (shape[0] // len(micro_batches), *shape[1:]))
+    return tf.TensorShape([None if n_rows is None else n_rows * len(micro_batches), *extents])
 
 
 def shard_of(argument: Argument, value: np.ndarray | tf.Tensor) -> np.ndarray | tf.Tensor:

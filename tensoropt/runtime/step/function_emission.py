@@ -36,21 +36,21 @@ class FunctionEmission:
         engine: RunningStages,
         fetch: Fetch,
         parts: Sequence[StagePart],
-        fed: Mapping[tuple[int, bool], Mapping[Feed, Values]],
+        feeds: Mapping[tuple[int, bool], Mapping[Feed, Values]],
         resharders: Mapping[int, Resharder],
     ) -> None:
         """Take a function's parts.
 
         Args:
-            fed: by stage, what it is fed, in micro-batches where it runs in these (False); and batches as one, for what it
+            feeds: by stage, what it is fed, in micro-batches where it runs in these (False); and batches as one, for what it
                 runs ahead (True).
         """
-        self._engine, self._fetch, self._parts, self._fed, self._resharders = engine, fetch, parts, fed, resharders
+        self._engine, self._fetch, self._parts, self._fed, self._resharders = engine, fetch, parts, feeds, resharders
         self._transfers = engine.transfers()
         self._is_training = bool(fetch.train_steps)
-        self._crossings = [each for each in engine.stages.crossings if self._is_used(each)]
-        self._number = {each: number for number, each in enumerate(self._crossings)}
-        self._deferring = {each.stage for each in self._passes if each.work == PARAMETERS}
+        self._crossings = [crossing for crossing in engine.stages.crossings if self._is_used(crossing)]
+        self._number = {crossing: number for number, crossing in enumerate(self._crossings)}
+        self._deferring_stages = {run.stage for run in self._passes if run.work == PARAMETERS}
         self._pending: dict[int, PendingUpdate] = {}
         self._steps: dict[int, StepEmission] = {}
         self._ahead: dict[int, SentAhead] = {}
@@ -98,8 +98,8 @@ class FunctionEmission:
         view, resharder, path_finder = self._view(stage), self._resharders[stage], self._engine.states[stage].path_finder
         message, tensor = self._message(crossing, micro_batch, is_gradient), view.graph.tensors[crossing.tensor]
         values, layout = self._transfers.receive(message, resharder, after), view.layout(tensor)
-        wanted = layout.with_partial(()) if is_gradient else layout
-        return resharded(tensor, message.way.target, wanted, values, resharder, path_finder)
+        target = layout.with_partial(()) if is_gradient else layout
+        return resharded(tensor, message.way.target, target, values, resharder, path_finder)
 
     def _received(self, crossing: Crossing, micro_batch: int) -> Values:
         """Emit the reception of a tensor by a pass; branches that begin in the stage run first."""
@@ -119,18 +119,18 @@ class FunctionEmission:
 
     def _gradient(self, stage: int, crossings: Sequence[Crossing], name: str, micro_batch: int) -> Values | None:
         """Emit the reception of a tensor's gradients from all stages that use it, and of those by what was sent ahead."""
-        found = [self._receive(each, micro_batch, True) for each in crossings if each.tensor == name]
+        terms = [self._receive(crossing, micro_batch, True) for crossing in crossings if crossing.tensor == name]
         if micro_batch < 0 and stage in self._ahead and name in self._ahead[stage].names:
-            found += filter(None, [self._ahead[stage].gradients.get(name)])
-        return [tf.add_n(list(each)) for each in zip(*found, strict=True)] if len(found) > 1 else next(iter(found), None)
+            terms += filter(None, [self._ahead[stage].gradients.get(name)])
+        return [tf.add_n(list(parts)) for parts in zip(*terms, strict=True)] if len(terms) > 1 else next(iter(terms), None)
 
     def _from(self, stage: int) -> list[Crossing]:
         """Return what a stage's passes send; what it sends before them isn't among it."""
-        return [each for each in self._crossings if each.source == stage and not self._is_first(each)]
+        return [crossing for crossing in self._crossings if crossing.source == stage and not self._is_first(crossing)]
 
     def _to(self, stage: int) -> list[Crossing]:
         """Return what a stage receives."""
-        return [each for each in self._crossings if each.target == stage]
+        return [crossing for crossing in self._crossings if crossing.target == stage]
 
     def _is_first(self, crossing: Crossing) -> bool:
         """Return whether a tensor is sent before all passes: rows that are looked up ahead; of a batch that is trained at
@@ -163,48 +163,48 @@ class FunctionEmission:
     def _fed_values(self, stage: int) -> dict[str, Callable[[int], Values]]:
         """Return functions that emit what a stage is given, by tensor name: what it is fed, and what others send."""
         views, state = self._engine.views[stage], self._engine.states[stage]
-        of_stage = views, self._engine.micro_batches_of(self._fetch, stage), self._resharders[stage], state.path_finder
-        fed = self._fed.get((stage, False), {})
-        sources = {feed.tensor.name: fed_values(feed, values, *of_stage) for feed, values in fed.items()}
-        return sources | {each.tensor: partial(self._received, each) for each in self._to(stage)}
+        stage_args = views, self._engine.micro_batches_of(self._fetch, stage), self._resharders[stage], state.path_finder
+        feeds = self._fed.get((stage, False), {})
+        sources = {feed.tensor.name: fed_values(feed, values, *stage_args) for feed, values in feeds.items()}
+        return sources | {crossing.tensor: partial(self._received, crossing) for crossing in self._to(stage)}
 
     def _step(self, stage: int, chain: PassChain) -> StepEmission:
         """Return the emission of a stage's part of the function."""
         state, part, view, stages = self._engine.states[stage], self._parts[stage], self._view(stage), self._engine.stages
-        given, crossings = self._fed_values(stage), self._from(stage)
+        sources, crossings = self._fed_values(stage), self._from(stage)
         # Variables whose gradients come in part from what the stage sends before its passes.
         tables = self._ahead[stage].names if stage in self._ahead else ()
-        trained = [each for each in crossings if each.has_gradient and self._is_training]
-        divides = stage in self._deferring or (self._is_training and bool(self._branches(stage)))
+        gradients = [crossing for crossing in crossings if crossing.has_gradient and self._is_training]
+        divides = stage in self._deferring_stages or (self._is_training and bool(self._branches(stage)))
         steps = self._fetch.train_steps
         ends = ends_of(stages, stage, view.graph, crossings, self._to(stage), steps, divides, tables)
         resharder = self._resharders[stage]
         program = step_program(
-            view, state.path_finder, ends=ends, fetch=part.fetch, given=given.keys(), in_buckets=resharder.joins,
+            view, state.path_finder, ends=ends, fetch=part.fetch, given=sources.keys(), in_buckets=resharder.joins,
             needed=part.needed,
         )  # fmt: skip
         exchange = Exchange(
-            partial(self._send_from, stage), partial(self._gradient, stage, trained), partial(self._updated, stage)
+            partial(self._send_from, stage), partial(self._gradient, stage, gradients), partial(self._updated, stage)
         )
         return StepEmission(
-            program, view, resharder, {**self._variables(stage), **given}, state, chain, exchange,
+            program, view, resharder, {**self._variables(stage), **sources}, state, chain, exchange,
             self._engine.micro_batches_of(self._fetch, stage),
         )  # fmt: skip
 
     def _send_first(self) -> None:
         """Emit what stages send before their passes."""
         for stage, state in sorted(self._engine.states.items()):
-            crossings = [each for each in self._crossings if each.source == stage and self._is_first(each)]
+            crossings = [crossing for crossing in self._crossings if crossing.source == stage and self._is_first(crossing)]
             if crossings:
                 views, resharder = self._engine.views[stage], self._resharders[stage]
                 feeds = {**self._fed.get((stage, False), {}), **self._fed.get((stage, True), {})}
-                fed = {feed.tensor.name: values for feed, values in feeds.items()}
-                own = SentAhead(
+                values_by_name = {feed.tensor.name: values for feed, values in feeds.items()}
+                rows_ahead = SentAhead(
                     views, state, resharder, self._engine.micro_batches[stage] if self._is_training else (),
-                    crossings, self._variables(stage), fed, self._is_training,
+                    crossings, self._variables(stage), values_by_name, self._is_training,
                 )  # fmt: skip
-                own.send(self._send, partial(self._receive, is_gradient=True))
-                self._ahead[stage] = own
+                rows_ahead.send(self._send, partial(self._receive, is_gradient=True))
+                self._ahead[stage] = rows_ahead
 
     def run(self) -> dict[int, list[Values]]:
         """Emit the function; return what each stage fetches."""
@@ -213,9 +213,9 @@ class FunctionEmission:
         for stage in sorted(self._engine.states):
             self._steps[stage] = self._step(stage, chains[stage])
             self._steps[stage].begin()
-        for each in self._passes:
-            if each.stage in self._steps:
-                self._run(each, self._steps[each.stage])
+        for run in self._passes:
+            if run.stage in self._steps:
+                self._run(run, self._steps[run.stage])
         results = {stage: step.finish() for stage, step in reversed(self._steps.items())}
         self._add_up()
         for step in self._steps.values():
@@ -229,22 +229,22 @@ class FunctionEmission:
         elif run.work == PARAMETERS:
             step.parameters(run.micro_batch)
         else:
-            step.backward(run.micro_batch, defers=run.stage in self._deferring)
+            step.backward(run.micro_batch, is_deferring=run.stage in self._deferring_stages)
 
     def _chains(self) -> dict[int, PassChain]:
         """Return by stage the passes that its ranks run, of all of their stages; those of a batch at once wait for data."""
         states = self._engine.states
         lags = {
-            stage: each.lag if each.in_order and not each.graph.is_sequential else None for stage, each in states.items()
+            stage: state.lag if state.in_order and not state.graph.is_sequential else None for stage, state in states.items()
         }
         if not self._is_training or not any(self._engine.micro_batches):
             # Passes of several stages on one rank would each be put in order with those of the others among them.
             return {stage: PassChain(1, lags[stage] if len(states) == 1 else None) for stage in states}
-        found: dict[tuple[int, ...], PassChain] = {}
+        chains: dict[tuple[int, ...], PassChain] = {}
         for stage in states:
             devices, n = self._engine.views[stage].devices, len(self._engine.micro_batches[stage])
-            found.setdefault(devices, PassChain(n, lags[stage], 0)).n_stages += 1
-        return {stage: found[self._engine.views[stage].devices] for stage in states}
+            chains.setdefault(devices, PassChain(n, lags[stage], 0)).n_stages += 1
+        return {stage: chains[self._engine.views[stage].devices] for stage in states}
 
     def _updated(self, stage: int, update: PendingUpdate) -> None:
         """Emit the update of a stage, at once unless it waits for sums over the parameters of other stages, too."""
@@ -256,21 +256,21 @@ class FunctionEmission:
     def _add_up(self) -> None:
         """Emit the updates that need sums over the parameters of all stages, which are added up in the stages' order."""
         stages = range(self._engine.stages.n)
-        summed = [(stage, update, update.sums) for stage, update in self._pending.items() if update.sums is not None]
-        for source, _, sums in summed:
+        updates = [(stage, update, update.sums) for stage, update in self._pending.items() if update.sums is not None]
+        for source, _, sums in updates:
             for target in stages:
                 if target != source:
                     message = self._message_of_sums(source, target, sums[0].dtype.name)
                     self._transfers.send(message, sums, self._resharders[source])
-        for target, update, sums in summed:
+        for target, update, sums in updates:
             resharder, dtype = self._resharders[target], sums[0].dtype.name
-            of_stages = [
+            stage_sums = [
                 sums
                 if source == target
                 else self._transfers.receive(self._message_of_sums(source, target, dtype), resharder)
                 for source in stages
             ]
-            update.apply([reduce(tf.add, each) for each in zip(*of_stages, strict=True)])
+            update.apply([reduce(tf.add, parts) for parts in zip(*stage_sums, strict=True)])
 
     def _message_of_sums(self, source: int, target: int, dtype: str) -> Message:
         """Return the message by which one stage tells another its part of the global norm."""

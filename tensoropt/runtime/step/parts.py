@@ -70,9 +70,9 @@ class RunningStages:
 
         They take the same samples in all stages, however many devices these have.
         """
-        found = [view.per_micro_batch.graph.micro_batching for view in self.views]
+        parts = [view.per_micro_batch.graph.micro_batching for view in self.views]
         n_devices = self.views[0].whole.strategy.mesh.n_devices if self.is_everywhere else 1
-        return tuple(() if each is None else tuple(MicroBatch(each, i, n_devices) for i in range(each.n)) for each in found)
+        return tuple(() if part is None else tuple(MicroBatch(part, i, n_devices) for i in range(part.n)) for part in parts)
 
     def micro_batches_of(self, fetch: Fetch, stage: int) -> tuple[MicroBatch, ...]:
         """Return the micro-batches in which a stage runs a function; none if it takes the batch as a whole."""
@@ -94,76 +94,76 @@ class StagePart:
     ahead: frozenset[str] = frozenset()
 
 
-def parts_of(stages: Stages, views: Sequence[StageView], fetch: Fetch, fed: set[str]) -> list[StagePart]:
+def parts_of(stages: Stages, views: Sequence[StageView], fetch: Fetch, fed_names: set[str]) -> list[StagePart]:
     """Return what each stage does in a function.
 
     Args:
-        fed: the names of the tensors that are fed.
+        fed_names: the names of the tensors that are fed.
 
     Raises:
         InputError: a placeholder that is needed isn't fed.
     """
-    asked: set[tuple[str, int]] = set()
+    requests: set[tuple[str, int]] = set()
     parts: list[StagePart] = []
     for stage in reversed(range(stages.n)):
         graph = views[stage].whole.graph
-        tensors = tuple(each for each in fetch.tensors if stages.home(each[0]) == stage)
+        tensors = tuple(fetched for fetched in fetch.tensors if stages.home(fetched[0]) == stage)
         operators = tuple(name for name in fetch.operators if name in graph.operators)
-        own = Fetch(tensors, fetch.train_steps, operators)
-        sent = (each for each in stages.crossings if each.source == stage and not each.is_ahead)
-        crossing = [graph.tensors[each.tensor] for each in sent if (each.tensor, each.target) in asked]
-        received = {each.tensor for each in stages.crossings if each.target == stage}
-        needed = operators_of(graph, own, fed) | graph.ancestors(crossing, (), fed)
-        needed = _without_stand_ins(stages, graph, needed) - _ahead_alone(stages, graph, own, needed)
-        for name in sorted(needed):
+        own_fetch = Fetch(tensors, fetch.train_steps, operators)
+        outgoing = (crossing for crossing in stages.crossings if crossing.source == stage and not crossing.is_ahead)
+        roots = [graph.tensors[crossing.tensor] for crossing in outgoing if (crossing.tensor, crossing.target) in requests]
+        incoming = {crossing.tensor for crossing in stages.crossings if crossing.target == stage}
+        members = operators_of(graph, own_fetch, fed_names) | graph.ancestors(roots, (), fed_names)
+        members = _without_stand_ins(stages, graph, members) - _ahead_alone(stages, graph, own_fetch, members)
+        for name in sorted(members):
             op = graph.operators[name]
-            if op.type == PLACEHOLDER and op.result.name in received:
-                asked.add((op.result.name, stage))
-                needed.discard(name)
-        _check_fed(graph, needed, fetch)
-        parts.insert(0, StagePart(own, needed))
+            if op.type == PLACEHOLDER and op.result.name in incoming:
+                requests.add((op.result.name, stage))
+                members.discard(name)
+        _check_fed(graph, members, fetch)
+        parts.insert(0, StagePart(own_fetch, members))
     return [
-        replace(part, ahead=_run_ahead(stages, views[stage].whole.graph, stage, asked, fed, fetch))
+        replace(part, ahead=_run_ahead(stages, views[stage].whole.graph, stage, requests, fed_names, fetch))
         for stage, part in enumerate(parts)
     ]
 
 
 def _without_stand_ins(stages: Stages, graph: Graph, names_of: set[str]) -> set[str]:
     """Return operators without those of a stage's stand-in loss."""
-    own = stages.whole.graph.operators
-    return {name for name in names_of if name in own or graph.operators[name].type == PLACEHOLDER}
+    operators = stages.whole.graph.operators
+    return {name for name in names_of if name in operators or graph.operators[name].type == PLACEHOLDER}
 
 
-def _ahead_alone(stages: Stages, graph: Graph, own: Fetch, needed: set[str]) -> set[str]:
+def _ahead_alone(stages: Stages, graph: Graph, own_fetch: Fetch, operators: set[str]) -> set[str]:
     """Return the lookups that a stage runs ahead alone: nothing that it needs otherwise uses their rows."""
-    fetched = {tensor.name for tensor, _ in own.tensors}
+    fetched = {tensor.name for tensor, _ in own_fetch.tensors}
     return {
         name
-        for name in needed.intersection(stages.ahead.lookups)
+        for name in operators.intersection(stages.ahead.lookups)
         if graph.operators[name].result.name not in fetched
         and not any(
-            op.name in needed and op.name in stages.whole.graph.operators
+            op.name in operators and op.name in stages.whole.graph.operators
             for op in graph.consumers.get(graph.operators[name].result.name, ())
         )
     }
 
 
 def _run_ahead(
-    stages: Stages, graph: Graph, stage: int, asked: set[tuple[str, int]], fed: set[str], fetch: Fetch
+    stages: Stages, graph: Graph, stage: int, requests: set[tuple[str, int]], fed_names: set[str], fetch: Fetch
 ) -> frozenset[str]:
     """Return the names of the operators that a stage runs ahead, for other stages."""
-    rows = [each for each in stages.crossings if each.source == stage and each.is_ahead]
-    found = graph.ancestors([graph.tensors[r.tensor] for r in rows if (r.tensor, r.target) in asked], (), fed)
-    _check_fed(graph, found, fetch)
-    return frozenset(found)
+    rows = [crossing for crossing in stages.crossings if crossing.source == stage and crossing.is_ahead]
+    ancestors = graph.ancestors([graph.tensors[r.tensor] for r in rows if (r.tensor, r.target) in requests], (), fed_names)
+    _check_fed(graph, ancestors, fetch)
+    return frozenset(ancestors)
 
 
-def _check_fed(graph: Graph, needed: Collection[str], fetch: Fetch) -> None:
+def _check_fed(graph: Graph, operators: Collection[str], fetch: Fetch) -> None:
     """Check that all placeholders that operators need are fed; the first in program order is named.
 
     Raises:
         InputError: one isn't.
     """
     for op in graph.operators.values():
-        if op.name in needed and op.type == PLACEHOLDER:
+        if op.name in operators and op.type == PLACEHOLDER:
             raise InputError(f"placeholder '{op.name}' ({op.source}) isn't fed, but {names(fetch)} needs it; feed it")

@@ -42,7 +42,7 @@ class SentAhead:
         micro_batches: Sequence[MicroBatch],
         crossings: Sequence[Crossing],
         variables: Mapping[str, Callable[[int], Values]],
-        fed: Mapping[str, Values],
+        feeds: Mapping[str, Values],
         is_training: bool,
     ) -> None:
         """Write its program.
@@ -51,27 +51,27 @@ class SentAhead:
             micro_batches: those of the step, which take consecutive rows; none for a batch at once.
             crossings: what is sent, once for each stage that it is sent to.
             variables: functions that emit the values of variables, by tensor name.
-            fed: the values of what is fed, for the whole batch.
+            feeds: the values of what is fed, for the whole batch.
         """
         self._views, self._state, self._resharder = views, state, resharder
         self._micro_batches, self._crossings = micro_batches, crossings
         graph = views.whole.graph
-        tensors = {each.tensor: graph.tensors[each.tensor] for each in crossings}
+        tensors = {crossing.tensor: graph.tensors[crossing.tensor] for crossing in crossings}
         # Every rank of the stage has the rows of all micro-batches.
         self._on_every_rank = [name for name in tensors if is_training and any(
-            each.is_ahead for each in crossings if each.tensor == name)]  # fmt: skip
-        trained = dict.fromkeys(each.tensor for each in crossings if is_training and each.has_gradient)
-        sent = tuple(name for name in tensors if name not in self._on_every_rank)
-        ends = StageEnds(sent=sent, given=tuple(trained))
+            crossing.is_ahead for crossing in crossings if crossing.tensor == name)]  # fmt: skip
+        gradient_names = dict.fromkeys(crossing.tensor for crossing in crossings if is_training and crossing.has_gradient)
+        sent_names = tuple(name for name in tensors if name not in self._on_every_rank)
+        ends = StageEnds(sent=sent_names, given=tuple(gradient_names))
         program = step_program(
-            views.whole, state.path_finder, ends=ends, given=fed.keys(), in_buckets=resharder.joins,
+            views.whole, state.path_finder, ends=ends, given=feeds.keys(), in_buckets=resharder.joins,
             fetch=Fetch(tuple((tensors[name], False) for name in self._on_every_rank)),
-            needed=graph.ancestors(tensors.values(), (), fed.keys()),
+            needed=graph.ancestors(tensors.values(), (), feeds.keys()),
         )  # fmt: skip
         self.names = tuple(program.gradients)
-        given: dict[str, Callable[[int], Values]] = {name: partial(as_given, values) for name, values in fed.items()}
+        sources: dict[str, Callable[[int], Values]] = {name: partial(as_given, values) for name, values in feeds.items()}
         exchange = Exchange(self._send_whole, self._gradient)
-        self._step = StepEmission(program, views.whole, resharder, {**variables, **given}, state, PassChain(1), exchange)
+        self._step = StepEmission(program, views.whole, resharder, {**variables, **sources}, state, PassChain(1), exchange)
 
     def send(self, send: Callable[..., None], receive: Callable[[Crossing, int], Values]) -> None:
         """Emit all that is sent: of rows those of the first micro-batch first.
@@ -88,10 +88,10 @@ class SentAhead:
             for name, values in rows.items():
                 self._send_whole(name, values, -1, False)
             return
-        parts = {name: [tf.split(each, n, self._dimension(name)) for each in values] for name, values in rows.items()}
+        parts = {name: [tf.split(value, n, self._dimension(name)) for value in values] for name, values in rows.items()}
         for index in range(n):
             for crossing in self._crossings:
-                send(crossing, [of_rank[index] for of_rank in parts[crossing.tensor]], index)
+                send(crossing, [slices[index] for slices in parts[crossing.tensor]], index)
 
     @cached_property
     def gradients(self) -> dict[str, Values]:
@@ -106,19 +106,19 @@ class SentAhead:
 
     def _gradient(self, name: str, micro_batch: int) -> Values:
         """Emit the reception of a tensor's gradient, of all micro-batches."""
-        found = []
+        gradients = []
         for crossing in self._crossings:
             if crossing.tensor == name and crossing.has_gradient and not self._micro_batches:
-                found.append(self._receive(crossing, -1))
+                gradients.append(self._receive(crossing, -1))
             elif crossing.tensor == name and crossing.has_gradient:
-                parts = [self._of_all_ranks(name, self._receive(crossing, each.index)) for each in self._micro_batches]
-                found.append(self._joined(name, parts))
-        return [tf.add_n(list(each)) for each in zip(*found, strict=True)]
+                parts = [self._gather_ranks(name, self._receive(crossing, batch.index)) for batch in self._micro_batches]
+                gradients.append(self._join_micro_batches(name, parts))
+        return [tf.add_n(list(parts)) for parts in zip(*gradients, strict=True)]
 
     def _dimension(self, name: str) -> int:
         return self._micro_batches[0].micro_batching.forms[name]
 
-    def _of_all_ranks(self, name: str, values: Values) -> Values:
+    def _gather_ranks(self, name: str, values: Values) -> Values:
         """Return the gradients of a micro-batch's rows on every rank."""
         view = self._views.per_micro_batch
         tensor = view.graph.tensors[name]
@@ -126,12 +126,12 @@ class SentAhead:
         replicated = Layout.replicated(layout.mesh, len(tensor.shape))
         return resharded(tensor, layout, replicated, values, self._resharder, self._state.path_finder)
 
-    def _joined(self, name: str, parts: Sequence[Values]) -> Values:
+    def _join_micro_batches(self, name: str, parts: Sequence[Values]) -> Values:
         """Return the shards of the whole batch, of what every rank has of each micro-batch."""
         tensor, view = self._views.whole.graph.tensors[name], self._views.whole
-        joined = [tf.concat(list(of_rank), self._dimension(name)) for of_rank in zip(*parts, strict=True)]
+        values = [tf.concat(list(slices), self._dimension(name)) for slices in zip(*parts, strict=True)]
         layout = view.layout(tensor).with_partial(())
         if layout.is_replicated:
-            return joined
+            return values
         ranks = self._resharder.backend.ranks
-        return [local_block(value, layout, tensor.shape, rank) for rank, value in zip(ranks, joined, strict=True)]
+        return [local_block(value, layout, tensor.shape, rank) for rank, value in zip(ranks, values, strict=True)]

@@ -115,16 +115,16 @@ class StageState:
                     totals[i] += int(np.prod(local)) * op.result.item_bytes
         return totals
 
-    def add_runs(self, needed: Collection[str]) -> None:
+    def add_runs(self, names: Collection[str]) -> None:
         """Make the counts of the random operators of a function that is about to be built."""
-        for name in sorted(needed):
+        for name in sorted(names):
             if self.graph.operators[name].type in FROM_SEED and name not in self.runs:
                 self.runs[name] = tf.Variable(tf.constant(self.runs_before.get(name, 0), tf.int64), trainable=False)
 
-    def count_runs(self, needed: Collection[str]) -> None:
+    def count_runs(self, names: Collection[str]) -> None:
         """Emit, at the end of a function, that its random operators have drawn once more."""
         for name, count in sorted(self.runs.items()):
-            if name in needed:
+            if name in names:
                 count.assign_add(1)
 
     def read(self, name: str) -> Values:

@@ -31,7 +31,7 @@ class StageEntries:
     @property
     def described(self) -> StageEntries:
         """The same without shards, to be sent to other processes."""
-        return replace(self, entries=tuple(replace(each, variables=(), ranks=()) for each in self.entries))
+        return replace(self, entries=tuple(replace(entry, variables=(), ranks=()) for entry in self.entries))
 
 
 def state_of_all(stages: Sequence[StageEntries], n_devices: int) -> tuple[StateEntry, ...]:
@@ -44,24 +44,24 @@ def state_of_all(stages: Sequence[StageEntries], n_devices: int) -> tuple[StateE
     for stage in stages:
         for entry in stage.entries:
             holders.setdefault(entry.key, []).append((stage, entry))
-    merged = [each for key, held in holders.items() for each in _merged(key, held, len(stages), n_devices)]
-    return tuple(sorted(merged, key=lambda entry: entry.step is not None))
+    entries = [entry for key, group in holders.items() for entry in _merged(key, group, len(stages), n_devices)]
+    return tuple(sorted(entries, key=lambda entry: entry.step is not None))
 
 
-def _merged(key: str, held: list[tuple[StageEntries, StateEntry]], n_stages: int, n_devices: int) -> list[StateEntry]:
+def _merged(key: str, group: list[tuple[StageEntries, StateEntry]], n_stages: int, n_devices: int) -> list[StateEntry]:
     """Return the entries for what stages have under one key; what all devices hold is as its stage has it."""
-    _, entry = held[0]
-    if len(held) == 1 and entry.layout.mesh.n_devices == n_devices:
+    _, entry = group[0]
+    if len(group) == 1 and entry.layout.mesh.n_devices == n_devices:
         return [entry]
-    if len(held) < n_stages or entry.parameter is not None:
+    if len(group) < n_stages or entry.parameter is not None:
         # Keras counts equal paths of parameters in each stage for itself: a parameter's own key tells them apart.
         return [
-            replace(each, key=key if number == 0 else f"{key}_{each.parameter}", first_device=stage.first_device)
-            for number, (stage, each) in enumerate(held)
+            replace(part, key=key if number == 0 else f"{key}_{part.parameter}", first_device=stage.first_device)
+            for number, (stage, part) in enumerate(group)
         ]
-    if any(each.layout.split_axes for _, each in held):
+    if any(part.layout.split_axes for _, part in group):
         raise InputError(f"'{key}', which each stage has, is split over the devices of one; use stages=1")
-    ranks = [stage.first_device + rank for stage, each in held for rank in each.ranks]
-    variables = [variable for _, each in held for variable in each.variables]
+    ranks = [stage.first_device + rank for stage, part in group for rank in part.ranks]
+    variables = [variable for _, part in group for variable in part.variables]
     layout = Layout.replicated(Mesh.of(n_devices), len(entry.shape))
     return [replace(entry, layout=layout, ranks=tuple(ranks), variables=tuple(variables))]

@@ -74,7 +74,7 @@ class StepEmission(TaskEmission):
         """
         flow, is_training = GradientFlow(view, state.path_finder), any(task.direction != FORWARD for task in program.tasks)
         super().__init__(flow, resharder, program.aliases, sources, state.update, is_training, micro_batches)
-        self._program, self._state, self._to_train = program, state, list(program.train_steps)
+        self._program, self._state, self._pending_steps = program, state, list(program.train_steps)
         self._passes, self._chain, self._exchange = program.passes, chain, exchange
         self.flow.losses.update((name, loss) for name, loss in program.losses.items() if loss is not None)
         # What was sent back in the last pass.
@@ -85,8 +85,8 @@ class StepEmission(TaskEmission):
         # What each micro-batch computes that is read when its passes are over; and the gradients accumulated so far.
         self._results: dict[int, list[Value]] = {}
         for task in program.tasks:
-            begins = task.work == FEED and task.direction == BACKWARD
-            for value in task.reads if begins or task.work == JOIN or task.is_of_rows else ():
+            is_begin = task.work == FEED and task.direction == BACKWARD
+            for value in task.reads if is_begin or task.work == JOIN or task.is_of_rows else ():
                 self._results.setdefault(value.micro_batch, []).append(value)
         self._sums: dict[Site, Values] = {}
 
@@ -100,13 +100,13 @@ class StepEmission(TaskEmission):
         self._run_pass(index, 0)
         self._chain.add_forward(self, index, start, [*self._made(index), *self._sent])
 
-    def backward(self, index: int, defers: bool = False) -> None:
+    def backward(self, index: int, is_deferring: bool = False) -> None:
         """Emit the backward pass of a micro-batch, with what it defers unless that is a pass of its own."""
         start, n_forward = self._chain.begin_backward(self, index)
         self._run_pass(index, 1)
         has_more = self._passes[3 * index + 2] < self._passes[3 * index + 3]
-        self._add_backward(index, start, n_forward, not defers and not has_more)
-        if has_more and not defers:
+        self._add_backward(index, start, n_forward, not is_deferring and not has_more)
+        if has_more and not is_deferring:
             self.parameters(index)
 
     def parameters(self, index: int) -> None:
@@ -117,21 +117,21 @@ class StepEmission(TaskEmission):
 
     def _add_backward(self, index: int, start: int, n_forward: int, is_last: bool) -> None:
         """Add a backward pass that has been emitted to those of the rank."""
-        sums = (each for values in self._sums.values() for each in values)
-        emitted = BackwardOperators(start, n_forward, self._records[index], [each.op for each in self._sent])
+        sums = (value for values in self._sums.values() for value in values)
+        emitted = BackwardOperators(start, n_forward, self._records[index], [tensor.op for tensor in self._sent])
         self._chain.add_backward(emitted, is_last, [*self._made(index), *sums, *self._sent])
 
     def finish(self) -> list[Values]:
         """Emit what comes after all passes, and the updates; return the values of the tensors that the function returns."""
         self.record = BackwardRecord()
         self.run(self._program.tasks[self._passes[-1] :])
-        for name in tuple(self._to_train):
+        for name in tuple(self._pending_steps):
             self._apply(name)
         return self.fetched()
 
     def fetched(self) -> list[Values]:
         """Return the values of the tensors that the function returns, when they have been emitted."""
-        return [self.value(each) for each in self._program.fetched]
+        return [self.value(value) for value in self._program.fetched]
 
     def end(self) -> None:
         """Put the last backward pass and the updates in order, when all have been emitted."""
@@ -139,12 +139,12 @@ class StepEmission(TaskEmission):
 
     def gradients(self) -> dict[str, Values]:
         """Return the gradients of variables that the function returns, by tensor name."""
-        found = {name: self.values_or_none(value) for name, value in self._program.gradients.items()}
-        return {name: values for name, values in found.items() if values is not None}
+        gradients = {name: self.values_or_none(value) for name, value in self._program.gradients.items()}
+        return {name: values for name, values in gradients.items() if values is not None}
 
     def unread(self, index: int) -> list[tf.Tensor]:
         """Return the numbers that operators of a micro-batch have computed so far and that no operator has read."""
-        operators = [self.view.graph.operators[name] for name, of in self._emitted if of == index]
+        operators = [self.view.graph.operators[name] for name, micro_batch in self._emitted if micro_batch == index]
         read = {tensor.name for op in operators for _, tensor in op.operands}
         last = [self.at(Site(RESULT, t.name), index) for op in operators for t in op.outputs if t.name not in read]
         return [value for values in last if values[0].dtype.is_floating for value in values]
@@ -237,9 +237,9 @@ class StepEmission(TaskEmission):
 
     def _apply(self, name: str) -> None:
         """Emit the update of a training step that the function runs, once."""
-        if name not in self._to_train:
+        if name not in self._pending_steps:
             return
-        self._to_train.remove(name)
+        self._pending_steps.remove(name)
         graph, step = self.view.graph, self.view.graph.train_steps[name]
         # For each parameter its gradient, or those of the rows that its lookups found; None for one that isn't there.
         gradients: list[list[Values | None]] = []
@@ -249,9 +249,9 @@ class StepEmission(TaskEmission):
             reads = () if task is None else task.reads
             read = {(value.site, value.micro_batch): self.values_or_none(value) for value in reads}
             lookups = [
-                (graph.operators[each], index)
-                for each in (graph.lookups.get(variable, ()) if task is not None else ())
-                for index in self._indices(graph.operators[each])
+                (graph.operators[lookup], index)
+                for lookup in (graph.lookups.get(variable, ()) if task is not None else ())
+                for index in self._indices(graph.operators[lookup])
             ]
             if lookups:
                 gradients.append([read.get((Site(RESULT, op.result.name), index)) for op, index in lookups])

@@ -33,8 +33,8 @@ class StepOptimizer:
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
-        for each in self.running:
-            each.learning_rate = value
+        for optimizer in self.running:
+            optimizer.learning_rate = value
 
     def new_settings(self) -> dict[str, Any]:
         """Return the attributes that were set on the user's optimizer since they were last taken over."""
@@ -44,8 +44,8 @@ class StepOptimizer:
     def take_over(self, settings: Mapping[str, Any]) -> None:
         """Compute by other attributes of the optimizer from the next step that is built."""
         parts: tuple[Any, ...] = self.running
-        for each in parts:
-            each.take_over(settings)
+        for optimizer in parts:
+            optimizer.take_over(settings)
 
     @property
     def iterations(self) -> int:
@@ -58,5 +58,5 @@ class StepOptimizer:
 
     def finish(self) -> None:
         """Do what Keras's optimizer does when training ends."""
-        for each in self.running:
-            each.finish()
+        for optimizer in self.running:
+            optimizer.finish()

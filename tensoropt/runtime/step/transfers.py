@@ -35,8 +35,8 @@ class Message:
     micro_batch: int
 
     def __str__(self) -> str:
-        what = f"the gradient of {self.tensor}" if self.is_gradient else self.tensor
-        return f"{what} of micro-batch {self.micro_batch}" if self.micro_batch >= 0 else what
+        subject = f"the gradient of {self.tensor}" if self.is_gradient else self.tensor
+        return f"{subject} of micro-batch {self.micro_batch}" if self.micro_batch >= 0 else subject
 
 
 class Transfers(Protocol):
@@ -65,7 +65,7 @@ class EmulatedTransfers:
         """Emit the way of the shards of all ranks to those of the target's."""
         way = message.way
         n_ranks = way.target.mesh.n_devices
-        shards = tf.numpy_function(lambda *given: way.simulate(given), values, [message.dtype] * n_ranks, stateful=False)
+        shards = tf.numpy_function(lambda *arrays: way.simulate(arrays), values, [message.dtype] * n_ranks, stateful=False)
         for shard in shards:
             shard.set_shape(uniform_shape(way.target, way.shape))
         self._sent[message.number] = list(shards)

@@ -14,24 +14,24 @@ class ValuesInStep:
     Of those only the ones that this process asks for later are held.
     """
 
-    def __init__(self, value: Callable[[str], np.ndarray], names: Iterable[str], asked: Iterable[str]) -> None:
+    def __init__(self, value: Callable[[str], np.ndarray], names: Iterable[str], own_names: Iterable[str]) -> None:
         """Take the function that all processes must call in the same order.
 
         Args:
             names: that order.
-            asked: what this process asks for, as often as it does.
+            own_names: what this process asks for, as often as it does.
         """
         self._value, self._pending = value, deque(names)
-        self._to_come, self._held = Counter(asked), dict[str, np.ndarray]()
+        self._n_requests, self._values = Counter(own_names), dict[str, np.ndarray]()
 
     def __call__(self, name: str) -> np.ndarray:
-        while name not in self._held:
-            asked = self._pending.popleft()
-            value = self._value(asked)
-            if self._to_come[asked]:
-                self._held[asked] = value
-        self._to_come[name] -= 1
-        return self._held[name] if self._to_come[name] else self._held.pop(name)
+        while name not in self._values:
+            first_name = self._pending.popleft()
+            value = self._value(first_name)
+            if self._n_requests[first_name]:
+                self._values[first_name] = value
+        self._n_requests[name] -= 1
+        return self._values[name] if self._n_requests[name] else self._values.pop(name)
 
     def finish(self) -> None:
         """Ask for those that are left, which other processes want."""

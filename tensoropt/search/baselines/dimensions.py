@@ -39,22 +39,22 @@ def logical_dimensions(operators: Iterable[Operator], rules: Mapping[str, Rule])
     """Return all logical dimensions, in order of first appearance."""
     operators = tuple(operators)
     members = [(op.name, factor) for op in operators for factor in rules[op.name].extents]
-    joined: DisjointSet = DisjointSet(members)
-    made = {tensor.name: (op.name, rules[op.name].results[i]) for op in operators for i, tensor in enumerate(op.outputs)}
+    dimensions: DisjointSet = DisjointSet(members)
+    results = {tensor.name: (op.name, rules[op.name].results[i]) for op in operators for i, tensor in enumerate(op.outputs)}
     for op in operators:
         for position, tensor in op.operands:
             dims = rules[op.name].operands[position]
-            if tensor.name not in made or dims is None:
+            if tensor.name not in results or dims is None:
                 continue
-            producer, others = made[tensor.name]
-            for here, there in zip(dims, others, strict=True):
-                if here and there:
-                    joined.merge((op.name, here[0]), (producer, there[0]))
+            producer, result_dims = results[tensor.name]
+            for operand_names, result_names in zip(dims, result_dims, strict=True):
+                if operand_names and result_names:
+                    dimensions.merge((op.name, operand_names[0]), (producer, result_names[0]))
     classes: dict[Member, list[Member]] = {}
     for name, factor in members:
         if factor in rules[name].splittable:
-            classes.setdefault(joined[name, factor], []).append((name, factor))
-    return tuple(Dimension(tuple(each)) for each in classes.values())
+            classes.setdefault(dimensions[name, factor], []).append((name, factor))
+    return tuple(Dimension(tuple(group)) for group in classes.values())
 
 
 def batch_dimension(
@@ -70,9 +70,9 @@ def batch_dimension(
     if not extents:
         return None
     extent = max(extents, key=extents.count)
-    seeds = {member for member, leads in leading.items() if leads == extent}
-    found = max(dimensions, key=lambda each: len(seeds.intersection(each.members)), default=None)
-    return found if found and seeds.intersection(found.members) else None
+    seeds = {member for member, size in leading.items() if size == extent}
+    batch = max(dimensions, key=lambda dimension: len(seeds.intersection(dimension.members)), default=None)
+    return batch if batch and seeds.intersection(batch.members) else None
 
 
 def longest_split(dimension: Dimension, mesh: Mesh, rules: Mapping[str, Rule]) -> Axes:
@@ -84,18 +84,18 @@ def longest_split(dimension: Dimension, mesh: Mesh, rules: Mapping[str, Rule]) -
     return axes
 
 
-def config_of(rule: Rule, mesh: Mesh, given: Iterable[tuple[str, Axes]]) -> Config:
+def config_of(rule: Rule, mesh: Mesh, requests: Iterable[tuple[str, Axes]]) -> Config:
     """Return a config that assigns axes to factors, one after the other.
 
     A factor is left out if the rule doesn't allow its axes or if one of them is assigned already.
     """
     assignment = [NONE] * len(mesh.sizes)
-    for factor, axes in given:
+    for factor, axes in requests:
         if any(assignment[axis] != NONE for axis in axes):
             continue
-        tried = [factor if axis in axes else before for axis, before in enumerate(assignment)]
-        if not why_invalid(rule, Config(mesh, tuple(tried))):
-            assignment = tried
+        candidate = [factor if axis in axes else current for axis, current in enumerate(assignment)]
+        if not why_invalid(rule, Config(mesh, tuple(candidate))):
+            assignment = candidate
     return Config(mesh, tuple(assignment))
 
 
@@ -105,9 +105,9 @@ def by_operator(dimension: Dimension, rules: Mapping[str, Rule]) -> dict[str, st
     An operator may have several (a product of a tensor with itself, a square weight within a recurrence). Then the first
     that is a factor of the result is returned; the others stay unsplit, as a dimension of another name would.
     """
-    found: dict[str, str] = {}
+    factors: dict[str, str] = {}
     for name, factor in dimension.members:
-        results = {each for dims in rules[name].results for names in dims for each in names}
-        if name not in found or (found[name] not in results and factor in results):
-            found[name] = factor
-    return found
+        results = {label for dims in rules[name].results for names in dims for label in names}
+        if name not in factors or (factors[name] not in results and factor in results):
+            factors[name] = factor
+    return factors

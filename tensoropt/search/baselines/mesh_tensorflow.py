@@ -30,14 +30,14 @@ from .task import BaselineResult, BaselineTask
 Columns = tuple[int, ...]
 
 
-def search(task: BaselineTask, most: int = MOST_ASSIGNMENTS) -> BaselineResult:
-    """Return Mesh-TensorFlow's frontier, of at most ``most`` assignments."""
-    naming = Naming.of(task, most)
+def search(task: BaselineTask, max_assignments: int = MOST_ASSIGNMENTS) -> BaselineResult:
+    """Return Mesh-TensorFlow's frontier, of at most ``max_assignments`` assignments."""
+    naming = Naming.of(task, max_assignments)
     problem = _Restricted.of(task, naming)
-    found = problem.frontier()
+    frontier = problem.frontier()
     n_assignments, n_split = naming.assigned.shape
     note = f"{n_split} of {naming.n_names} logical dimensions may be split, in {n_assignments:,} ways"
-    return BaselineResult(problem.built, found, note)
+    return BaselineResult(problem.built, frontier, note)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,9 +92,9 @@ class _Restricted:
             columns = naming.columns(op.name)
             if columns not in combined:
                 combined[columns] = _combinations(naming, columns)
-            of_combination = [naming.config(task, op.name, int(first)) for first in combined[columns].first]
+            op_configs = [naming.config(task, op.name, int(first)) for first in combined[columns].first]
             distinct: dict[Config, int] = {}
-            index = np.array([distinct.setdefault(config, len(distinct)) for config in of_combination], np.intp)
+            index = np.array([distinct.setdefault(config, len(distinct)) for config in op_configs], np.intp)
             configs[op.name] = tuple(distinct)
             states.append((columns, index))
         return cls(task.among(configs), naming, states, combined)
@@ -107,17 +107,17 @@ class _Restricted:
         """Return the frontier of all assignments."""
         self._add_copies()
         lowest, fastest = self._costs()
-        kept = reduce_unsorted(fastest[0], lowest[1])
-        mem, time_ns = fastest[0][kept], lowest[1][kept]
-        strategies = np.array([self._strategy(a) for a in kept.tolist()], np.int32)
-        more = np.flatnonzero(lowest[0] < fastest[0])
-        for a in more[np.lexsort((lowest[1][more], lowest[0][more]))].tolist():
+        minimal = reduce_unsorted(fastest[0], lowest[1])
+        mem, time_ns = fastest[0][minimal], lowest[1][minimal]
+        strategies = np.array([self._strategy(a) for a in minimal.tolist()], np.int32)
+        trade_offs = np.flatnonzero(lowest[0] < fastest[0])
+        for a in trade_offs[np.lexsort((lowest[1][trade_offs], lowest[0][trade_offs]))].tolist():
             step = int(np.searchsorted(mem, lowest[0][a], side="right")) - 1
             if step >= 0 and time_ns[step] <= lowest[1][a]:
                 continue
-            of_one = self._of_assignment(a)
-            mem, time_ns, kept = union(mem, time_ns, of_one[0], of_one[1])
-            strategies = np.concatenate([strategies, of_one[2]])[kept]
+            points = self._assignment_frontier(a)
+            mem, time_ns, minimal = union(mem, time_ns, points[0], points[1])
+            strategies = np.concatenate([strategies, points[2]])[minimal]
         return Frontier(mem, time_ns, strategies, {}, "mesh-tensorflow")
 
     def _at(self, node: int, assignments: Ints) -> Ints:
@@ -129,26 +129,26 @@ class _Restricted:
 
     def _names_of(self, *nodes: int) -> Columns:
         """Return the names on which some nodes together depend, and store their combinations."""
-        of_nodes = (self.states[node][0] for node in nodes if node < self.n_operators)
-        columns = tuple(sorted({column for each in of_nodes for column in each}))
+        node_columns = (self.states[node][0] for node in nodes if node < self.n_operators)
+        columns = tuple(sorted({column for columns_ in node_columns for column in columns_}))
         if columns not in self.combinations:
             self.combinations[columns] = _combinations(self.naming, columns)
         return columns
 
     def _add_copies(self) -> None:
         problem = self.built.problem
-        free = {copy.node for copy in self.built.shared}
-        edges_of: dict[int, list[tuple[int, Ints, Ints]]] = {node: [] for node in free}
+        copy_nodes = {copy.node for copy in self.built.shared}
+        edges_of: dict[int, list[tuple[int, Ints, Ints]]] = {node: [] for node in copy_nodes}
         for edge in problem.edges:
-            if edge.source in free:
+            if edge.source in copy_nodes:
                 edges_of[edge.source].append((edge.target, edge.mem_bytes.T, edge.time_ns.T))
-            elif edge.target in free:
+            elif edge.target in copy_nodes:
                 edges_of[edge.target].append((edge.source, edge.mem_bytes, edge.time_ns))
         for node, edges in edges_of.items():
-            columns = self._names_of(*(other for other, _, _ in edges))
+            columns = self._names_of(*(neighbor for neighbor, _, _ in edges))
             first = self.combinations[columns].first
-            mem = sum((m[self._at(other, first)] for other, m, _ in edges), start=problem.nodes[node].mem_bytes)
-            time = sum((t[self._at(other, first)] for other, _, t in edges), start=problem.nodes[node].time_ns)
+            mem = sum((m[self._at(neighbor, first)] for neighbor, m, _ in edges), start=problem.nodes[node].mem_bytes)
+            time = sum((t[self._at(neighbor, first)] for neighbor, _, t in edges), start=problem.nodes[node].time_ns)
             self.copies.append(_Copies(node, columns, mem, time))
 
     def _costs(self) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
@@ -159,17 +159,17 @@ class _Restricted:
         totals: dict[Columns, list[Ints]] = {}
 
         def add(columns: Columns, *costs: Ints) -> None:
-            before = totals.get(columns, [np.int64(0)] * 3)
-            totals[columns] = [total + cost for total, cost in zip(before, costs, strict=True)]
+            current = totals.get(columns, [np.int64(0)] * 3)
+            totals[columns] = [total + cost for total, cost in zip(current, costs, strict=True)]
 
-        problem, free = self.built.problem, {copy.node for copy in self.built.shared}
+        problem, copy_nodes = self.built.problem, {copy.node for copy in self.built.shared}
         for number, node in enumerate(problem.nodes):
-            if number not in free:
+            if number not in copy_nodes:
                 columns = self._names_of(number)
-                at = self._at(number, self.combinations[columns].first)
-                add(columns, node.mem_bytes[at], node.mem_bytes[at], node.time_ns[at])
+                rows_of_node = self._at(number, self.combinations[columns].first)
+                add(columns, node.mem_bytes[rows_of_node], node.mem_bytes[rows_of_node], node.time_ns[rows_of_node])
         for edge in problem.edges:
-            if edge.source not in free and edge.target not in free:
+            if edge.source not in copy_nodes and edge.target not in copy_nodes:
                 columns = self._names_of(edge.source, edge.target)
                 first = self.combinations[columns].first
                 pairs = self._at(edge.source, first), self._at(edge.target, first)
@@ -186,15 +186,15 @@ class _Restricted:
 
     def _strategy(self, assignment: int) -> Ints:
         """Return the states of all nodes under an assignment, with the fastest copies."""
-        at = np.array([assignment])
+        assignments = np.array([assignment])
         states = np.zeros(len(self.built.problem.nodes), np.int32)
         for node in range(self.n_operators):
-            states[node] = self._at(node, at)[0]
+            states[node] = self._at(node, assignments)[0]
         for copies in self.copies:
             states[copies.node] = _fastest(copies)[self.combinations[copies.columns].of[assignment]]
         return states
 
-    def _of_assignment(self, assignment: int) -> tuple[Ints, Ints, Ints]:
+    def _assignment_frontier(self, assignment: int) -> tuple[Ints, Ints, Ints]:
         """Return the frontier of one assignment: memory, time, strategies."""
         states = self._strategy(assignment)
         total = self.built.problem.cost(states.tolist())
@@ -202,13 +202,13 @@ class _Restricted:
         strategies = states[None]
         for copies in self.copies:
             row = self.combinations[copies.columns].of[assignment]
-            of_copies = copies.mem[row], copies.time[row]
-            choices = reduce_unsorted(*of_copies)
+            copy_costs = copies.mem[row], copies.time[row]
+            choices = reduce_unsorted(*copy_costs)
             if len(choices) == 1:
                 continue
-            taken = states[copies.node]
-            mem, time_ns = mem - of_copies[0][taken], time_ns - of_copies[1][taken]
-            mem, time_ns, left, right = product(mem, time_ns, of_copies[0][choices], of_copies[1][choices])
+            state = states[copies.node]
+            mem, time_ns = mem - copy_costs[0][state], time_ns - copy_costs[1][state]
+            mem, time_ns, left, right = product(mem, time_ns, copy_costs[0][choices], copy_costs[1][choices])
             strategies = strategies[left].copy()
             strategies[:, copies.node] = choices[right]
         return mem, time_ns, strategies
@@ -218,8 +218,8 @@ def _combinations(naming: Naming, columns: Columns) -> _Combinations:
     rows = naming.assigned[:, columns]
     if not columns:
         return _Combinations(np.zeros(1, np.intp), np.zeros(len(rows), np.intp))
-    _, first, of = np.unique(rows, axis=0, return_index=True, return_inverse=True)
-    return _Combinations(first, of.ravel())
+    _, first, combination = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    return _Combinations(first, combination.ravel())
 
 
 def _fastest(copies: _Copies) -> Ints:

@@ -48,24 +48,24 @@ class Naming:
     n_names: int
 
     @classmethod
-    def of(cls, task: BaselineTask, most: int) -> Naming:
-        """Return the assignments of a model's names on a mesh; ``most`` is how many there may be."""
+    def of(cls, task: BaselineTask, max_assignments: int) -> Naming:
+        """Return the assignments of a model's names on a mesh; ``max_assignments`` is how many there may be."""
         names = _names(task)
         grids = tuple(_grids(task.mesh))
         runs: tuple[Axes, ...] = ((), *dict.fromkeys(run for grid in grids for run in grid))
         carried = [by_operator(name, task.rules) for name in names]
-        of_grids = [np.zeros((1, 0), np.int16) for _ in grids]
+        assignments = [np.zeros((1, 0), np.int16) for _ in grids]
         for column, name in enumerate(names):
-            conflicts = [other for other in range(column) if carried[other].keys() & carried[column].keys()]
-            fits = [index for index, run in enumerate(runs) if name.degree_fits(task.mesh.size_of(run), task.rules)]
-            longer = []
-            for grid, assigned in zip(grids, of_grids, strict=True):
-                possible = [index for index in fits if not index or runs[index] in grid]
-                longer.append(_extended(assigned, possible, conflicts))
-            if sum(map(len, longer)) > most:
+            conflicts = [earlier for earlier in range(column) if carried[earlier].keys() & carried[column].keys()]
+            fitting_runs = [index for index, run in enumerate(runs) if name.degree_fits(task.mesh.size_of(run), task.rules)]
+            extensions = []
+            for grid, assigned in zip(grids, assignments, strict=True):
+                indices = [index for index in fitting_runs if not index or runs[index] in grid]
+                extensions.append(_extended(assigned, indices, conflicts))
+            if sum(map(len, extensions)) > max_assignments:
                 break
-            of_grids = longer
-        assigned = np.unique(np.concatenate(of_grids), axis=0)
+            assignments = extensions
+        assigned = np.unique(np.concatenate(assignments), axis=0)
         factors = {
             op.name: tuple((i, carried[i][op.name]) for i in range(assigned.shape[1]) if op.name in carried[i])
             for op in task.operators
@@ -78,18 +78,18 @@ class Naming:
 
     def config(self, task: BaselineTask, operator: str, assignment: int) -> Config:
         """Return an operator's config under an assignment."""
-        of_names = self.assigned[assignment]
-        given = [(factor, self.runs[of_names[column]]) for column, factor in self.factors[operator]]
-        return config_of(task.rules[operator], task.mesh, given)
+        run_of_name = self.assigned[assignment]
+        requests = [(factor, self.runs[run_of_name[column]]) for column, factor in self.factors[operator]]
+        return config_of(task.rules[operator], task.mesh, requests)
 
 
-def _extended(assigned: Ints, possible: Sequence[int], conflicts: Sequence[int]) -> Ints:
+def _extended(assigned: Ints, indices: Sequence[int], conflicts: Sequence[int]) -> Ints:
     """Return the assignments extended by one more name, in each run that no conflicting name has."""
     extended = []
-    for index in possible:
-        free = np.ones(len(assigned), bool) if not index else (assigned[:, conflicts] != index).all(axis=1)
-        column = np.full((int(free.sum()), 1), index, np.int16)
-        extended.append(np.concatenate([assigned[free], column], axis=1))
+    for index in indices:
+        is_free = np.ones(len(assigned), bool) if not index else (assigned[:, conflicts] != index).all(axis=1)
+        column = np.full((int(is_free.sum()), 1), index, np.int16)
+        extended.append(np.concatenate([assigned[is_free], column], axis=1))
     return np.concatenate(extended)
 
 
@@ -108,11 +108,11 @@ def _names(task: BaselineTask) -> list[Dimension]:
     Names that no mesh axis can split are left out.
     """
     operators = {op.name: op for op in task.operators}
-    alike: dict[frozenset[tuple[str, str, int]], list[Dimension]] = {}
+    groups: dict[frozenset[tuple[str, str, int]], list[Dimension]] = {}
     for dimension in logical_dimensions(task.operators, task.rules):
         signature = {(operators[name].type, factor, task.rules[name].extents[factor]) for name, factor in dimension.members}
-        alike.setdefault(frozenset(signature), []).append(dimension)
-    names = [Dimension(tuple(member for each in those for member in each.members)) for those in alike.values()]
+        groups.setdefault(frozenset(signature), []).append(dimension)
+    names = [Dimension(tuple(member for dimension in group for member in dimension.members)) for group in groups.values()]
     splittable = [name for name in names if any(name.degree_fits(size, task.rules) for size in task.mesh.sizes)]
     return sorted(splittable, key=lambda name: -sum(_bytes(task, operators[op], factor) for op, factor in name.members))
 

@@ -15,14 +15,14 @@ from .task import BaselineResult, BaselineTask
 
 def of_one_strategy(task: BaselineTask, configs: Mapping[str, Config], algorithm: str) -> BaselineResult:
     """Return the point of a strategy with the shared copies that take the least time."""
-    built = task.of_strategy(configs)
-    fastest = WeightedSearch(built.problem).least((0, 1))
-    return BaselineResult(built, point_of(built.problem, fastest, algorithm))
+    problem = task.of_strategy(configs)
+    fastest = WeightedSearch(problem.problem).least((0, 1))
+    return BaselineResult(problem, point_of(problem.problem, fastest, algorithm))
 
 
-def point_of(problem: Problem, least: Least, algorithm: str) -> Frontier:
+def point_of(problem: Problem, optimum: Least, algorithm: str) -> Frontier:
     """Return the strategy that a weighted search found, as a frontier of one point."""
-    assert least.strategy is not None, "reshardings are possible between any two configs"
-    mem_bytes, time_ns = problem.cost(least.strategy.tolist())
+    assert optimum.strategy is not None, "reshardings are possible between any two configs"
+    mem_bytes, time_ns = problem.cost(optimum.strategy.tolist())
     costs = np.array([[mem_bytes], [time_ns]], np.int64)
-    return Frontier(costs[0], costs[1], least.strategy[None], {}, algorithm)
+    return Frontier(costs[0], costs[1], optimum.strategy[None], {}, algorithm)

@@ -24,21 +24,21 @@ def search(task: BaselineTask) -> BaselineResult:
 
 def configs(task: BaselineTask) -> dict[str, Config]:
     """Return one weird trick's config for every operator, by name."""
-    found = data_parallel.configs(task)
+    op_configs = data_parallel.configs(task)
     for op in task.operators:
         parameter = _parameter(task, op)
         if parameter is None:
             continue
         position, variable = parameter
-        rule, of_variable = task.rules[op.name], task.rules[variable]
+        rule, variable_rule = task.rules[op.name], task.rules[variable]
         output = _output_factor(rule, position)
         if output is None:
             continue
-        found[op.name] = _split(task, rule, output)
+        op_configs[op.name] = _split(task, rule, output)
         dims = rule.operands[position] or ()
-        (own,) = (there[0] for here, there in zip(dims, of_variable.results[0], strict=True) if here[:1] == (output,))
-        found[variable] = config_of(of_variable, task.mesh, [(own, found[op.name].axes_of(output))])
-    return found
+        (name,) = (target[0] for names, target in zip(dims, variable_rule.results[0], strict=True) if names[:1] == (output,))
+        op_configs[variable] = config_of(variable_rule, task.mesh, [(name, op_configs[op.name].axes_of(output))])
+    return op_configs
 
 
 def _parameter(task: BaselineTask, op: Operator) -> tuple[int, str] | None:
@@ -46,22 +46,22 @@ def _parameter(task: BaselineTask, op: Operator) -> tuple[int, str] | None:
     if op.type not in PRODUCTS or len(op.operands) != 2:
         return None
     producers = [(position, task.graph.producers[tensor.name]) for position, tensor in op.operands]
-    found = [(position, producer.name) for position, producer in producers if producer.type == VARIABLE]
-    return found[0] if len(found) == 1 else None
+    parameters = [(position, producer.name) for position, producer in producers if producer.type == VARIABLE]
+    return parameters[0] if len(parameters) == 1 else None
 
 
 def _output_factor(rule: Rule, position: int) -> str | None:
     """Return the first factor of the result that only the parameter has and that can be split; None if there is none."""
-    of_parameter = {name for names in rule.operands[position] or () for name in names}
-    of_others = {name for i, dims in enumerate(rule.operands) if i != position and dims for names in dims for name in names}
-    in_result = [names[0] for names in rule.results[0] if names]
-    return next((name for name in in_result if name in of_parameter - of_others and name in rule.splittable), None)
+    parameter_factors = {name for names in rule.operands[position] or () for name in names}
+    factors = {name for i, dims in enumerate(rule.operands) if i != position and dims for names in dims for name in names}
+    result_factors = [names[0] for names in rule.results[0] if names]
+    return next((name for name in result_factors if name in parameter_factors - factors and name in rule.splittable), None)
 
 
 def _split(task: BaselineTask, rule: Rule, factor: str) -> Config:
     """Return the config that splits a factor over as many axes as it can be."""
     config = config_of(rule, task.mesh, ())
     for axis in task.mesh.axes:
-        longer = config_of(rule, task.mesh, [(factor, (*config.axes_of(factor), axis))])
-        config = longer if longer.used_axes else config
+        candidate = config_of(rule, task.mesh, [(factor, (*config.axes_of(factor), axis))])
+        config = candidate if candidate.used_axes else config
     return config

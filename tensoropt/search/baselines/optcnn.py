@@ -8,7 +8,7 @@ from .task import BaselineResult, BaselineTask
 
 def search(task: BaselineTask) -> BaselineResult:
     """Return OptCNN's one point, among all strategies of the space."""
-    built = task.full_problem()
-    found = least_time(built.problem, task.report)
-    note = "" if found.exact else f"not proven the fastest: {found.worst_gap:.2%} above a lower bound at most"
-    return BaselineResult(built, found, note)
+    problem = task.full_problem()
+    frontier = least_time(problem.problem, task.report)
+    note = "" if frontier.exact else f"not proven the fastest: {frontier.worst_gap:.2%} above a lower bound at most"
+    return BaselineResult(problem, frontier, note)

@@ -65,16 +65,16 @@ class BaselineTask:
         """Return the problem with the given configs for each operator, in which every operator is a node of its own."""
         return self._build(FULL, lambda node: tuple((config,) for config in configs[node.operators[0].name]))
 
-    def report(self, done: int, total: int) -> None:
+    def report(self, n_done: int, total: int) -> None:
         """Report the progress of the search."""
         if self.progress is not None:
-            self.progress("search", done, total)
+            self.progress("search", n_done, total)
 
     def _build(self, space: str, states: Callable[[FusionGroup], Assignments] | None) -> StrategyProblem:
         builder = ProblemBuilder(self.graph, self.costing.backward, self.costing, self.mesh, space, states=states)
         if self.progress is not None:
-            tell = self.progress
-            builder = replace(builder, progress=lambda done, total: tell("costs", done, total))
+            report = self.progress
+            builder = replace(builder, progress=lambda n_done, total: report("costs", n_done, total))
         return builder.build()
 
 

@@ -32,40 +32,40 @@ ROUNDING = 1e-9
 
 def search(task: BaselineTask) -> BaselineResult:
     """Return ToFu's one point."""
-    decided = {op.name: Config(task.mesh, (NONE,) * len(task.mesh.sizes)) for op in task.operators}
-    built = task.among({name: (config,) for name, config in decided.items()})
-    found, off = _least_memory(built.problem), 0.0
+    configs = {op.name: Config(task.mesh, (NONE,) * len(task.mesh.sizes)) for op in task.operators}
+    problem = task.among({name: (config,) for name, config in configs.items()})
+    optimum, worst_gap = _least_memory(problem.problem), 0.0
     for axis in task.mesh.axes:
         task.report(axis, len(task.mesh.sizes))
-        choices = {name: longer(task.rules[name], config, axis) for name, config in decided.items()}
-        built = task.among(choices)
-        found = _least_memory(built.problem)
-        off = max(off, _off(found))
-        assert found.strategy is not None, "reshardings are possible between any two configs"
-        strategy = built.strategy(found.strategy.tolist())
-        decided = {name: strategy.configs[name] for name in decided}
-    note = f"not proven the least of every round: {off:.2%} above a lower bound at most" if off else ""
-    return BaselineResult(built, point_of(built.problem, found, "tofu"), note)
+        choices = {name: longer(task.rules[name], config, axis) for name, config in configs.items()}
+        problem = task.among(choices)
+        optimum = _least_memory(problem.problem)
+        worst_gap = max(worst_gap, _bound_gap(optimum))
+        assert optimum.strategy is not None, "reshardings are possible between any two configs"
+        strategy = problem.strategy(optimum.strategy.tolist())
+        configs = {name: strategy.configs[name] for name in configs}
+    note = f"not proven the least of every round: {worst_gap:.2%} above a lower bound at most" if worst_gap else ""
+    return BaselineResult(problem, point_of(problem.problem, optimum, "tofu"), note)
 
 
 def _least_memory(problem: Problem) -> Least:
     search = WeightedSearch(problem)
-    most_mem, most_time = (max(most, 1) for most in search.most)
+    most_mem, most_time = (max(bound, 1) for bound in search.most)
     return search.least((1.0, TIME_COUNTS * most_mem / most_time))
 
 
-def _off(found: Least) -> float:
+def _bound_gap(optimum: Least) -> float:
     """Return the share by which a found weighted cost may be above the least one; 0 where that is rounding."""
-    cost = found.weights[0] * found.mem_bytes + found.weights[1] * found.time_ns
-    off = cost / max(found.bound, math.ulp(0.0)) - 1.0
-    return off if off > ROUNDING else 0.0
+    cost = optimum.weights[0] * optimum.mem_bytes + optimum.weights[1] * optimum.time_ns
+    gap = cost / max(optimum.bound, math.ulp(0.0)) - 1.0
+    return gap if gap > ROUNDING else 0.0
 
 
 def longer(rule: Rule, config: Config, axis: int) -> tuple[Config, ...]:
     """Return the configs that split one factor over one more axis; the config itself if no factor is long enough."""
-    found = []
+    configs = []
     for factor in rule.splittable:
         assignment = (*config.assignment[:axis], factor, *config.assignment[axis + 1 :])
         if not why_invalid(rule, Config(config.mesh, assignment)):
-            found.append(Config(config.mesh, assignment))
-    return tuple(found) or (config,)
+            configs.append(Config(config.mesh, assignment))
+    return tuple(configs) or (config,)

@@ -86,22 +86,22 @@ class AlikeStages:
         Args:
             candidate: what has the stage, which may have been searched ahead.
         """
-        asked_of = None if request.wants_frontier else is_enough
+        criterion = None if request.wants_frontier else is_enough
         if request.algorithm not in ALGORITHMS:
-            return searched(request, parallelism, asked_of)
+            return searched(request, parallelism, criterion)
         form = _form(request, parallelism)
         if form in self._found:
-            moved = _transferred(self._found[form], request, parallelism)
-            if moved.note != NO_REMAT or is_enough(moved):
-                return moved
+            twin = _transferred(self._found[form], request, parallelism)
+            if twin.note != NO_REMAT or is_enough(twin):
+                return twin
         key = _ahead_key(request, parallelism, candidate)
         if self.calls is not None and self._ahead.pop(key, None) is not None:
             self._progress = request.progress
-            found = _transferred(self.calls.result(key), request, parallelism)
+            frontier = _transferred(self.calls.result(key), request, parallelism)
         else:
-            found = searched(request, parallelism, asked_of)
-        self._found[form] = found
-        return found
+            frontier = searched(request, parallelism, criterion)
+        self._found[form] = frontier
+        return frontier
 
     def _report(self, key: object, *values: Any) -> None:
         if self._progress is not None:
@@ -127,16 +127,16 @@ def _form(request: Request, parallelism: int) -> tuple[object, ...]:
     return form_of(model, request.force), parallelism, n
 
 
-def _transferred(found: ModelFrontier, request: Request, parallelism: int) -> ModelFrontier:
+def _transferred(frontier: ModelFrontier, request: Request, parallelism: int) -> ModelFrontier:
     """Return a frontier as that of a request whose model differs from its own at most in names."""
     mesh = request.hardware.mesh(parallelism)
     model = request.model.in_micro_batches(request.micro_batches or 1, mesh.n_devices)
     costing = costing_of(model, request.hardware, mesh, request.known)
-    built = found.built.of_alike(found.model.graph, model.graph)
+    problem = frontier.built.of_alike(frontier.model.graph, model.graph)
     peaks = Peaks(model, costing, PathFinder(costing.reshardings.steps))
-    counter = PeakCounter(model, built, peaks, found.peaks_by_states, found.passes_by_states)
+    counter = PeakCounter(model, problem, peaks, frontier.peaks_by_states, frontier.passes_by_states)
     return replace(
-        found, model=model, hardware=request.hardware, built=built, costing=costing, counter=counter,
+        frontier, model=model, hardware=request.hardware, built=problem, costing=costing, counter=counter,
         seconds_by_phase={}, _peaks={}, _simulated={},
     )  # fmt: skip
 
@@ -149,39 +149,39 @@ def form_of(model: Model, force: Mapping[str, Mapping[str, int]]) -> str:
     backward, text, full_batch = model.backward, hashlib.sha256(), graph.full_batch.tensors
     micro_batching = graph.micro_batching
     forms: Mapping[str, int] = {} if micro_batching is None else micro_batching.forms
-    once: frozenset[tuple[str, int]] = frozenset() if micro_batching is None else micro_batching.once
-    after: frozenset[str] = frozenset() if micro_batching is None else micro_batching.after
+    once_operands: frozenset[tuple[str, int]] = frozenset() if micro_batching is None else micro_batching.once
+    late_names: frozenset[str] = frozenset() if micro_batching is None else micro_batching.after
 
-    def of_result(tensor: Tensor) -> tuple[object, ...]:
+    def result_form(tensor: Tensor) -> tuple[object, ...]:
         form, is_read = forms.get(tensor.name), tensor.name in backward.residual_results
         return tensor.shape, tensor.dtype, full_batch[tensor.name].shape, form, is_read
 
-    def of_operand(each: tuple[str, int]) -> list[bool]:
-        return [each in found for found in (backward.gradients, backward.residual_operands, once)]
+    def operand_form(operand: tuple[str, int]) -> list[bool]:
+        return [operand in operands for operands in (backward.gradients, backward.residual_operands, once_operands)]
 
-    def of_operator(op: Operator) -> tuple[object, ...]:
+    def operator_form(op: Operator) -> tuple[object, ...]:
         statics = [(i, value.tobytes()) for i, value in sorted(op.statics.items())] if op.type != CONSTANT else []
         attrs = sorted((key, str(value)) for key, value in op.attrs.items() if key not in _NAMES)
         return (
             op.type,
             [tensor and tensors[tensor.name] for tensor in op.inputs],
-            [of_result(tensor) for tensor in op.outputs],
+            [result_form(tensor) for tensor in op.outputs],
             (statics, attrs, op.updates and numbers[op.updates]),
             [numbers.get(name, name) for name in op.controls],
-            [of_operand((op.name, i)) for i, _ in op.operands],
-            op.name in after,
+            [operand_form((op.name, i)) for i, _ in op.operands],
+            op.name in late_names,
             repr(backward.bodies.get(op.name)),
             graph.updates.get(op.name),
             sorted(force.get(op.name, {}).items()),
         )
 
     for op in graph.operators.values():
-        text.update(repr(of_operator(op)).encode())
-    text.update(repr(_of_step(graph, numbers, tensors)).encode())
+        text.update(repr(operator_form(op)).encode())
+    text.update(repr(_step_form(graph, numbers, tensors)).encode())
     return text.hexdigest()
 
 
-def _of_step(graph: Graph, numbers: Mapping[str, int], tensors: Mapping[str, tuple[int, int]]) -> tuple[object, ...]:
+def _step_form(graph: Graph, numbers: Mapping[str, int], tensors: Mapping[str, tuple[int, int]]) -> tuple[object, ...]:
     """Return the training step, with operators and tensors by number."""
     (step,) = graph.train_steps.values()
 

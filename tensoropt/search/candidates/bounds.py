@@ -53,81 +53,81 @@ class Corners(NamedTuple):
         if not len(points.mem_bytes):
             return not len(self.mem_bytes)
         order = np.argsort(points.mem_bytes, kind="stable")
-        at = np.searchsorted(points.mem_bytes[order], self.mem_bytes, side="right") - 1
-        fastest = np.minimum.accumulate(points.time_us[order])[np.maximum(at, 0)]
-        return bool(((at >= 0) & (fastest <= self.time_us)).all())
+        positions = np.searchsorted(points.mem_bytes[order], self.mem_bytes, side="right") - 1
+        fastest = np.minimum.accumulate(points.time_us[order])[np.maximum(positions, 0)]
+        return bool(((positions >= 0) & (fastest <= self.time_us)).all())
 
     def within(self, limit_bytes: int) -> Corners:
         """Return those of a memory limit."""
-        return Corners(*(each[self.mem_bytes <= limit_bytes] for each in self))
+        return Corners(*(column[self.mem_bytes <= limit_bytes] for column in self))
 
 
-def points_of(searched: Sequence[SearchedStages]) -> Corners:
+def points_of(cuts: Sequence[SearchedStages]) -> Corners:
     """Return memory and time of all combinations of points of cuts."""
-    combinations = [each for of_cut in searched for each in of_cut.combinations]
-    of_each = [(each.mem_bytes, each.time_us) for each in combinations] or [(np.zeros(0), np.zeros(0))]
-    return Corners(*map(np.concatenate, zip(*of_each, strict=True)))
+    combinations = [points for cut in cuts for points in cut.combinations]
+    columns = [(points.mem_bytes, points.time_us) for points in combinations] or [(np.zeros(0), np.zeros(0))]
+    return Corners(*map(np.concatenate, zip(*columns, strict=True)))
 
 
-def bound_of_cut(candidate: Candidate, cutting: Cutting, found: Sequence[SearchedStages]) -> Corners:
+def bound_of_cut(candidate: Candidate, cutting: Cutting, searched_cuts: Sequence[SearchedStages]) -> Corners:
     """Return the bound of a candidate that is cut, by the cuts that were searched."""
     cut, n, own_us = candidate.cut, candidate.micro_batches, candidate.least_us
     assert cut is not None
-    of_count = [each for each in found if each.stages.n == cut.stages.n]
-    of_more = [each for each in of_count if each.micro_batches > n]
+    same_count = [searched for searched in searched_cuts if searched.stages.n == cut.stages.n]
+    finer = [searched for searched in same_count if searched.micro_batches > n]
     if len(cut.stages.whole.graph.step_operators) <= SMALL:
         return Corners(np.array([candidate.least_bytes]), np.array([own_us]))
-    if of_more and can_predict(of_more):
-        nearest = _nearest(of_more, cut.sizes)
-        of_stages = cutting.times(n).of([block.size for block in nearest.blocks])
-        same_us = estimated_us(nearest.stages, cutting.request.hardware, nearest.blocks, of_stages, candidate.schedule)
-        slower = min(own_us, same_us) / nearest.least_us if nearest.least_us else 1.0
+    if finer and can_predict(finer):
+        nearest = _nearest(finer, cut.sizes)
+        times = cutting.times(n).of([block.size for block in nearest.blocks])
+        same_us = estimated_us(nearest.stages, cutting.request.hardware, nearest.blocks, times, candidate.schedule)
+        ratio = min(own_us, same_us) / nearest.least_us if nearest.least_us else 1.0
         mem_bytes, time_us = points_of([nearest])
-        return Corners(mem_bytes, slower * time_us / (1 + MARGIN))
-    compared = [each for each in (found if n == 1 else of_count) if each.micro_batches == n]
-    if of_more or not compared or cut.needs is None:  # interleaved stages share memory
+        return Corners(mem_bytes, ratio * time_us / (1 + MARGIN))
+    peers = [searched for searched in (searched_cuts if n == 1 else same_count) if searched.micro_batches == n]
+    if finer or not peers or cut.needs is None:  # interleaved stages share memory
         return Corners(np.zeros(1), np.array([own_us]))
-    return Corners(np.array([_predicted_bytes(candidate, compared)]), np.array([own_us]))
+    return Corners(np.array([_predicted_bytes(candidate, peers)]), np.array([own_us]))
 
 
-def _predicted_bytes(candidate: Candidate, compared: Sequence[SearchedStages]) -> float:
+def _predicted_bytes(candidate: Candidate, peers: Sequence[SearchedStages]) -> float:
     """Return the least memory that is predicted of a cut, by that of others in as many micro-batches."""
     cut, predicted = candidate.cut, math.inf
     assert cut is not None and cut.needs is not None
-    for each in compared:
-        of_each = max(least_bytes(each.stages, cut.needs, [block.size for block in each.blocks], candidate.micro_batches))
-        predicted = min(predicted, float(points_of([each]).mem_bytes.min()) * candidate.least_bytes / max(1.0, of_each))
+    for peer in peers:
+        n_bytes = max(least_bytes(peer.stages, cut.needs, [block.size for block in peer.blocks], candidate.micro_batches))
+        predicted = min(predicted, float(points_of([peer]).mem_bytes.min()) * candidate.least_bytes / max(1.0, n_bytes))
     return predicted
 
 
-def _nearest(found: Sequence[SearchedStages], sizes: Sequence[int]) -> SearchedStages:
+def _nearest(cuts: Sequence[SearchedStages], sizes: Sequence[int]) -> SearchedStages:
     """Return the searched cut from which others that are cut for the least time are predicted: the fastest one."""
-    of_sizes = [each for each in found if [block.size for block in each.blocks] == list(sizes)]
-    return min(of_sizes or found, key=lambda each: each.least_us)
+    same_sizes = [cut for cut in cuts if [block.size for block in cut.blocks] == list(sizes)]
+    return min(same_sizes or cuts, key=lambda cut: cut.least_us)
 
 
-def can_predict(found: Sequence[SearchedStages]) -> bool:
+def can_predict(cuts: Sequence[SearchedStages]) -> bool:
     """Return whether the micro-batches of cuts have a sample for each device of a stage at least."""
-    batches = [each.stages.whole.in_micro_batches(each.micro_batches).graph.micro_batching for each in found]
-    largest = [max(frontier.mesh.n_devices for frontier in each.frontiers) for each in found]
+    batches = [cut.stages.whole.in_micro_batches(cut.micro_batches).graph.micro_batching for cut in cuts]
+    largest = [max(frontier.mesh.n_devices for frontier in cut.frontiers) for cut in cuts]
     return all(
         batch is not None and batch.batch >= batch.n * n_devices for batch, n_devices in zip(batches, largest, strict=True)
     )
 
 
-def bound_of_whole(candidate: Candidate, found: Sequence[ModelFrontier]) -> Candidate:
+def bound_of_whole(candidate: Candidate, frontiers: Sequence[ModelFrontier]) -> Candidate:
     """Return a candidate without stages with its bound by the frontiers that were searched in fewer micro-batches.
 
     Where the most of these don't need less memory than fewer, nothing is left to be saved.
     """
-    n, held = candidate.micro_batches, candidate.least_bytes
-    fewer = {each.model.graph.n_micro_batches: each for each in found if each.model.graph.n_micro_batches < n}
+    n, floor = candidate.micro_batches, candidate.least_bytes
+    fewer = {result.model.graph.n_micro_batches: result for result in frontiers if result.model.graph.n_micro_batches < n}
     if not fewer:
         return candidate
-    least = [_least_of_whole(fewer[each]) for each in sorted(fewer)]
-    saved_most = len(least) > 1 and least[-1] >= least[-2]
-    n_bytes = math.inf if saved_most else held + max(0.0, (1 - MEMORY_MARGIN) * least[-1] - held) * max(fewer) / n
-    least_us = max(int(each.costs.time_ns.min()) for each in fewer.values()) / 1e3
+    minima = [_least_of_whole(fewer[n_slices]) for n_slices in sorted(fewer)]
+    is_saturated = len(minima) > 1 and minima[-1] >= minima[-2]
+    n_bytes = math.inf if is_saturated else floor + max(0.0, (1 - MEMORY_MARGIN) * minima[-1] - floor) * max(fewer) / n
+    least_us = max(int(result.costs.time_ns.min()) for result in fewer.values()) / 1e3
     return replace(candidate, least_bytes=n_bytes, least_us=least_us)
 
 

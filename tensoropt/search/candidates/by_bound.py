@@ -86,9 +86,9 @@ class SearchState:
 
     def __post_init__(self) -> None:
         placed = placement(self.request.model.graph, self.request.placed, self.request.hardware, self.parallelism)
-        shown = self.request.progress
-        said = shown and (lambda phase, done, total: shown(self.standing + phase, done, total))
-        self.request = replace(self.request, placed={}, progress=said)
+        progress = self.request.progress
+        report = progress and (lambda phase, n_done, total: progress(self.standing + phase, n_done, total))
+        self.request = replace(self.request, placed={}, progress=report)
         self.cutting = Cutting(self.request, placed, self.parallelism, self.request.schedule)
         self.alike = AlikeStages()
 
@@ -107,16 +107,16 @@ class SearchState:
     def stand(self, first: ModelFrontier | None = None) -> None:
         """Say with progress from here on what is found so far, to which the first points of a frontier may be added."""
         request, best_us, self.standing = self.request, self.best_us, ""
-        whole = self.whole if first is None else [*self.whole, first]
+        frontiers = self.whole if first is None else [*self.whole, first]
         if first is not None and request.limit_bytes is None:  # with a limit, its points' peaks aren't counted yet
             best_us = min([best_us, *(first.found.time_ns / 1e3)])
         has_bound = request.objectives == MEMORY_TIME and request.algorithm in ALGORITHMS
-        if has_bound and (whole or self.cuts) and not math.isinf(best_us):
-            searched_us = [each.bound_us for each in (*map(SearchedWhole.of, whole), *self.cuts)]
+        if has_bound and (frontiers or self.cuts) and not math.isinf(best_us):
+            searched_us = [result.bound_us for result in (*map(SearchedWhole.of, frontiers), *self.cuts)]
             gap = best_us / max(min([*self.bounds_us.values(), *searched_us]), 1e-3) - 1
-            found = counted(sum(map(len, whole)) + len(points_of(self.cuts).time_us), "point")
-            left = counted(self.n_left, "candidate")
-            self.standing = f"{found}, best {time_text(best_us)}, gap {max(0.0, gap):.1%}, {left} left; "
+            points = counted(sum(map(len, frontiers)) + len(points_of(self.cuts).time_us), "point")
+            candidates = counted(self.n_left, "candidate")
+            self.standing = f"{points}, best {time_text(best_us)}, gap {max(0.0, gap):.1%}, {candidates} left; "
 
     def interrupt(self, error: KeyboardInterrupt) -> None:
         """End the search of all candidates with what is found.
@@ -134,8 +134,8 @@ class SearchState:
         """Search a model that isn't cut."""
         n = candidate.micro_batches
         try:
-            asked = replace(request, micro_batches=n if n > 1 else request.micro_batches)
-            frontier = searched(asked, self.parallelism, self._is_enough)
+            sliced = replace(request, micro_batches=n if n > 1 else request.micro_batches)
+            frontier = searched(sliced, self.parallelism, self._is_enough)
         except SearchInterrupted as error:
             self._keep(candidate, error.found)
             raise
@@ -159,39 +159,39 @@ class SearchState:
 
     def said_in(self, count: int) -> Progress | None:
         """Return a progress callback that says before each phase why it is in stages."""
-        said, why = self.request.progress, "no plan without stages fits; " if self.alone is None else ""
-        if said is None or self.counts is not None:
-            return said
-        return lambda phase, done, total: said(f"{why}in {count} stages, {phase}", done, total)
+        progress, reason = self.request.progress, "no plan without stages fits; " if self.alone is None else ""
+        if progress is None or self.counts is not None:
+            return progress
+        return lambda phase, n_done, total: progress(f"{reason}in {count} stages, {phase}", n_done, total)
 
 
-def by_bound(candidates: Sequence[Candidate], aim: Best | Fit) -> None:
+def by_bound(candidates: Sequence[Candidate], goal: Best | Fit) -> None:
     """Open and search candidates by ascending bound, but those that what is found by then beats."""
-    waiting = list(candidates)
-    while waiting and not aim.search.is_interrupted:
-        candidate = min(waiting, key=aim.key)
-        if not aim.is_beaten(candidate):
-            for other in waiting:
-                if other.cut is not None and aim.is_beaten(other):
-                    aim.search.alike.drop(other)
-            aim.search.n_left = len(waiting)
-            aim.search.stand()
+    candidates_left = list(candidates)
+    while candidates_left and not goal.search.is_interrupted:
+        candidate = min(candidates_left, key=goal.key)
+        if not goal.is_beaten(candidate):
+            for rival in candidates_left:
+                if rival.cut is not None and goal.is_beaten(rival):
+                    goal.search.alike.drop(rival)
+            goal.search.n_left = len(candidates_left)
+            goal.search.stand()
             try:
-                waiting += aim.opened(candidate)
+                candidates_left += goal.opened(candidate)
             except KeyboardInterrupt as error:
-                aim.search.interrupt(error)
-        waiting.remove(candidate)
+                goal.search.interrupt(error)
+        candidates_left.remove(candidate)
 
 
-def opened(candidates: Sequence[Candidate], aim: Best) -> list[Candidate]:
+def opened(candidates: Sequence[Candidate], goal: Best) -> list[Candidate]:
     """Open all candidates whose cut is open, by ascending bound; workers search their stages in the order of all bounds."""
     cuts = list(candidates)
     while uncut := [candidate for candidate in cuts if candidate.cut is None]:
-        candidate = min(uncut, key=aim.key)
+        candidate = min(uncut, key=goal.key)
         cuts.remove(candidate)
-        cuts += aim.opened(candidate)
-    for candidate in sorted(cuts, key=aim.key):
-        search_ahead(aim.search.request, candidate, aim.search.alike)
+        cuts += goal.opened(candidate)
+    for candidate in sorted(cuts, key=goal.key):
+        search_ahead(goal.search.request, candidate, goal.search.alike)
     return cuts
 
 
@@ -229,20 +229,20 @@ class Best:
 
     def _promises(self, candidate: Candidate) -> bool:
         """Return whether stages that nobody asked for promise to save enough; beside cuts that do, others may as well."""
-        search, worth, least_us = self.search, self.worth, candidate.least_us
-        if worth is None:
+        search, threshold, least_us = self.search, self.worth, candidate.least_us
+        if threshold is None:
             return True
         if search.hint:
             return False
         if math.isinf(least_us):  # all of a step but its network is about what stages would take at best
-            least_us = min(int(each.costs.compute_ns.min()) for each in search.whole) / 1e3
-        slower = []  # than predicted
-        for each in (each for each in search.cuts if each.stages.n == candidate.n_stages):
-            fastest_us = float(points_of([each]).time_us.min())
-            if each.micro_batches == candidate.micro_batches and fastest_us <= (1 - worth) * search.alone_us:
+            least_us = min(int(frontier.costs.compute_ns.min()) for frontier in search.whole) / 1e3
+        ratios = []  # than predicted
+        for cut in (cut for cut in search.cuts if cut.stages.n == candidate.n_stages):
+            fastest_us = float(points_of([cut]).time_us.min())
+            if cut.micro_batches == candidate.micro_batches and fastest_us <= (1 - threshold) * search.alone_us:
                 return True
-            slower.append(fastest_us / max(each.least_us, 1e-3))
-        return min(slower, default=1.0) * least_us <= (1 - worth) * search.best_us
+            ratios.append(fastest_us / max(cut.least_us, 1e-3))
+        return min(ratios, default=1.0) * least_us <= (1 - threshold) * search.best_us
 
     def opened(self, candidate: Candidate) -> list[Candidate]:
         """Search a candidate, or return those into which it is opened."""
@@ -259,15 +259,15 @@ class Best:
                 f"{time_text(search.alone_us)} is predicted without; give a profile_budget to try both"
             )
             return []
-        limit, said = request.limit_bytes, replace(request, progress=search.said_in(count))
-        must_fit = limit is not None and any(each.combinations[0].mem_bytes[0] <= limit for each in search.cuts)
+        limit, reporting = request.limit_bytes, replace(request, progress=search.said_in(count))
+        must_fit = limit is not None and any(cut.combinations[0].mem_bytes[0] <= limit for cut in search.cuts)
         try:
-            found = search_cut(said, candidate, cutting, search.alike, must_fit, search.bounds_us[count, n])
+            result = search_cut(reporting, candidate, cutting, search.alike, must_fit, search.bounds_us[count, n])
         except InputError:
             if self.worth is None:
                 raise
-            found = None  # what is forced can't be so
-        search.cuts += [] if found is None else [found]
+            result = None  # what is forced can't be so
+        search.cuts += [] if result is None else [result]
         return []
 
     def _cut(self, candidate: Candidate) -> list[Candidate]:
@@ -280,16 +280,16 @@ class Best:
                 search.bounds_us[group] = bounded.least_us
                 return [bounded]
             is_asked, is_last = self.worth is None, candidate.micro_batches == slices[-1]
-            of_cuts = search.cutting.opened(candidate, with_least=is_last or not is_asked, with_few=is_asked)
+            cuts = search.cutting.opened(candidate, has_least=is_last or not is_asked, has_few=is_asked)
         except InputError as error:
             search.bounds_us.pop(group, None)
             search.left_out += [str(error)] if str(error) not in search.left_out else []
             return []
         is_open = search.request.micro_batches is None and search.cutting.shared(candidate.n_stages) is None
-        beside = 0.0 if of_cuts[0].cut is None else of_cuts[0].cut.beside
-        if is_open and candidate.micro_batches == slices[0] > 1 and beside >= WORTH_AT_ONCE:
-            of_cuts.append(replace(candidate, micro_batches=1, least_us=-math.inf))
-        return of_cuts
+        share_beside = 0.0 if cuts[0].cut is None else cuts[0].cut.beside
+        if is_open and candidate.micro_batches == slices[0] > 1 and share_beside >= WORTH_AT_ONCE:
+            cuts.append(replace(candidate, micro_batches=1, least_us=-math.inf))
+        return cuts
 
 
 @dataclass(eq=False)
@@ -323,41 +323,41 @@ class Fit:
             return False
         if count > self.most_stages or not self._falls(count):
             return True
-        fewer = [found for (of, m), found in self.probed.items() if of == count and m < n]
-        return bool(fewer) and min(_hoped_for_bytes(each, n) for each in fewer[-1]) > limit
+        fewer = [cuts for (n_stages, m), cuts in self.probed.items() if n_stages == count and m < n]
+        return bool(fewer) and min(_hoped_for_bytes(cut, n) for cut in fewer[-1]) > limit
 
     def _falls(self, count: int) -> bool:
         """Return whether each number of stages below one needed less memory than fewer."""
-        of_whole = min((int(each.certified.mem_bytes.min()) for each in self.search.whole), default=math.inf)
-        needs = [of_whole, *(self.needs[each] for each in sorted(self.needs) if each < count)]
-        return all(after < before for before, after in pairwise(needs))
+        whole_bytes = min((int(frontier.certified.mem_bytes.min()) for frontier in self.search.whole), default=math.inf)
+        needed_bytes = [whole_bytes, *(self.needs[n_stages] for n_stages in sorted(self.needs) if n_stages < count)]
+        return all(smaller < larger for larger, smaller in pairwise(needed_bytes))
 
     def opened(self, candidate: Candidate) -> list[Candidate]:
         search, count, n = self.search, candidate.n_stages, candidate.micro_batches
-        once = replace(search.request, budget=ONCE)
+        single_pass = replace(search.request, budget=ONCE)
         if count == 1:
-            search.search_one(candidate, once)
+            search.search_one(candidate, single_pass)
             return []
         try:
             if candidate.cut is None:
-                return self.cutting.opened(candidate, with_least=True, with_few=False)
-            once = replace(once, progress=search.said_in(count))
-            found = search_cut(once, candidate, self.cutting, search.alike, False, 0.0)
+                return self.cutting.opened(candidate, has_least=True, has_few=False)
+            single_pass = replace(single_pass, progress=search.said_in(count))
+            result = search_cut(single_pass, candidate, self.cutting, search.alike, False, 0.0)
         except InputError:
             if (count, n) not in self.probed and count not in self.needs:
                 self.most_stages = count - 1
             return []
-        assert found is not None
-        self._evaluate(found, replace(candidate, cut=None, least_us=-math.inf, schedule=search.request.schedule))
+        assert result is not None
+        self._evaluate(result, replace(candidate, cut=None, least_us=-math.inf, schedule=search.request.schedule))
         return []
 
-    def _evaluate(self, found: SearchedStages, candidate: Candidate) -> None:
+    def _evaluate(self, cut: SearchedStages, candidate: Candidate) -> None:
         """Evaluate the points of least memory of a cut that was searched."""
         search, count = self.search, candidate.n_stages
-        self.probed.setdefault((count, candidate.micro_batches), []).append(found)
-        needs = int(found.combinations[0].mem_bytes.min())
-        self.needs[count] = min(needs, self.needs.get(count, needs))
-        frontier = frontier_of(search.request, search.parallelism, [found])
+        self.probed.setdefault((count, candidate.micro_batches), []).append(cut)
+        n_bytes = int(cut.combinations[0].mem_bytes.min())
+        self.needs[count] = min(n_bytes, self.needs.get(count, n_bytes))
+        frontier = frontier_of(search.request, search.parallelism, [cut])
         if search.least is None or frontier.points_of[0].peak_bytes < search.least.points_of[0].peak_bytes:
             search.least = frontier
         if why_too_large(frontier, search.request.limit_bytes) is None:
@@ -369,15 +369,15 @@ def _time_us(frontier: ModelFrontier, point: int) -> float:
     return int(frontier.costs.time_ns[point]) / 1e3
 
 
-def _hoped_for_bytes(searched: SearchedStages, n: int) -> int:
+def _hoped_for_bytes(cut: SearchedStages, n: int) -> int:
     """Return what the stage that needs the most would need in ``n`` micro-batches, if all that they save were divided.
 
     It is the sum that is searched, which may be above the peak: where that alone would fit, nothing more is looked at.
     """
-    found = []
-    for stage, frontier in enumerate(searched.frontiers):
-        costs, order = StageCosts.of(frontier), searched.combinations[0].order
-        held = costs.passes(divides=False).begins
-        saved = costs.bytes_of(stage, order) - held
-        found.append(int(held.min() + saved.min() * searched.micro_batches / n))
-    return max(found)
+    hoped_bytes = []
+    for stage, frontier in enumerate(cut.frontiers):
+        costs, order = StageCosts.of(frontier), cut.combinations[0].order
+        held_bytes = costs.passes(divides=False).begins
+        saved = costs.bytes_of(stage, order) - held_bytes
+        hoped_bytes.append(int(held_bytes.min() + saved.min() * cut.micro_batches / n))
+    return max(hoped_bytes)

@@ -104,11 +104,11 @@ class Cutting:
             raise InputError(f"{count} stages: {error}") from error
         shared = self.shared(count)
         if self._is_interleaved and shared is None:
-            possible = interleaved_counts(hardware, self.parallelism)
-            others = f"ask for {' or '.join(map(str, possible))} stages, or for another schedule"
+            counts = interleaved_counts(hardware, self.parallelism)
+            advice = f"ask for {' or '.join(map(str, counts))} stages, or for another schedule"
             raise InputError(
                 f"{count} stages can't be interleaved on {devices}: two submeshes or more of equal size have two stages or "
-                f"more each; {others if possible else 'use another one'}"
+                f"more each; {advice if counts else 'use another one'}"
             )
         slices = possible_micro_batches(self.request, len(set(shared)) if shared else count)
         if shared and slices == [1]:
@@ -121,33 +121,33 @@ class Cutting:
     def bounded(self, candidate: Candidate) -> Candidate:
         """Return a candidate whose cut is open with a time that no step beats, wherever the model is cut."""
         count, shared = candidate.n_stages, self.shared(candidate.n_stages)
-        of_stages = [shared] if shared else self._choices(count)
-        sizes = {block.size for blocks in of_stages for block in blocks}
+        block_choices = [shared] if shared else self._choices(count)
+        sizes = {block.size for blocks in block_choices for block in blocks}
         n_submeshes = len(set(shared)) if shared else count
         least_us = self.times(candidate.micro_batches).bound_us(sizes, n_submeshes, self.parallelism)
         return replace(candidate, least_us=max(candidate.least_us, least_us))
 
-    def opened(self, candidate: Candidate, with_least: bool, with_few: bool) -> list[Candidate]:
+    def opened(self, candidate: Candidate, has_least: bool, has_few: bool) -> list[Candidate]:
         """Return the cuts that are tried of a candidate whose cut is open.
 
         Args:
-            with_least: whether the cut of least memory is among them.
-            with_few: whether all cuts are where these are few.
+            has_least: whether the cut of least memory is among them.
+            has_few: whether all cuts are where these are few.
 
         Raises:
             InputError: the model can't be cut into so many stages.
         """
-        found = list(self._cuts(candidate.n_stages, candidate.micro_batches, with_least, with_few))
-        n_alike, n = candidate.n_alike * len(found), candidate.micro_batches
-        of_cuts = []
-        for cut in found:
+        cuts = list(self._cuts(candidate.n_stages, candidate.micro_batches, has_least, has_few))
+        n_alike, n = candidate.n_alike * len(cuts), candidate.micro_batches
+        candidates = []
+        for cut in cuts:
             time_us, n_bytes = cut.time_us, 0.0
             if math.isnan(time_us):
                 time_us = self._estimated_us(cut, n)
             if cut.needs is not None:
                 n_bytes = max(least_bytes(cut.stages, cut.needs, cut.sizes, n))
-            of_cuts.append(replace(candidate, cut=cut, least_us=time_us, least_bytes=n_bytes, n_alike=n_alike))
-        return of_cuts
+            candidates.append(replace(candidate, cut=cut, least_us=time_us, least_bytes=n_bytes, n_alike=n_alike))
+        return candidates
 
     def _estimated_us(self, cut: Cut, n: int) -> float:
         try:
@@ -155,7 +155,7 @@ class Cutting:
         except InputError:
             return math.inf
 
-    def _cuts(self, count: int, n: int, with_least: bool, with_few: bool) -> Iterator[Cut]:
+    def _cuts(self, count: int, n: int, has_least: bool, has_few: bool) -> Iterator[Cut]:
         """Yield the cut of least time into stages of equally many devices, and others that may be better.
 
         One into stages of other sizes is if it is predicted to save WORTH_UNEQUAL of a step. Within a memory limit these
@@ -174,52 +174,52 @@ class Cutting:
         if equal is not None and not set(self.placed.values()) <= set(equal):
             equal = None
 
-        def fastest(of_stages: Sequence[Sequence[Block]], limit_bytes: int | None = limit) -> Cut:
-            return balanced(of_stages, times, self.placed, self.schedule, self._tried, needs, limit_bytes)
+        def fastest(blocks_by_stage: Sequence[Sequence[Block]], limit_bytes: int | None = limit) -> Cut:
+            return balanced(blocks_by_stage, times, self.placed, self.schedule, self._tried, needs, limit_bytes)
 
-        found = [fastest([list(each) for each in all_choices])]
-        if equal is not None and found[0].blocks != equal:
-            found.insert(0, fastest([[block] for block in equal]))
-            if found[1].time_us >= (1 - WORTH_UNEQUAL) * found[0].time_us:
-                found.pop()
-        fits = limit is not None and max(least_bytes(found[0].stages, needs, found[0].sizes, n)) <= CERTAINLY_FITS * limit
-        if limit is not None and not fits:
-            without = fastest([[block] for block in found[0].blocks], None)
-            found += [without] if without.stages.cuts != found[0].stages.cuts else []
-        yield from found
-        known = {(each.stages.cuts, each.blocks) for each in found}
-        few = self._all_of_few(all_choices, needs) if with_few else []
-        yield from (each for each in few if (each.stages.cuts, each.blocks) not in known)
-        least = None if fits or not with_least else least_memory(model, needs, found[0].blocks, n, self.placed)
-        if least is not None and all(least.cuts != each.stages.cuts for each in found):
-            yield Cut(least, found[0].blocks, math.nan, needs=needs)
+        cuts = [fastest([list(blocks) for blocks in all_choices])]
+        if equal is not None and cuts[0].blocks != equal:
+            cuts.insert(0, fastest([[block] for block in equal]))
+            if cuts[1].time_us >= (1 - WORTH_UNEQUAL) * cuts[0].time_us:
+                cuts.pop()
+        is_sure = limit is not None and max(least_bytes(cuts[0].stages, needs, cuts[0].sizes, n)) <= CERTAINLY_FITS * limit
+        if limit is not None and not is_sure:
+            unlimited = fastest([[block] for block in cuts[0].blocks], None)
+            cuts += [unlimited] if unlimited.stages.cuts != cuts[0].stages.cuts else []
+        yield from cuts
+        known_cuts = {(cut.stages.cuts, cut.blocks) for cut in cuts}
+        few_cuts = self._all_of_few(all_choices, needs) if has_few else []
+        yield from (cut for cut in few_cuts if (cut.stages.cuts, cut.blocks) not in known_cuts)
+        stages = None if is_sure or not has_least else least_memory(model, needs, cuts[0].blocks, n, self.placed)
+        if stages is not None and all(stages.cuts != cut.stages.cuts for cut in cuts):
+            yield Cut(stages, cuts[0].blocks, math.nan, needs=needs)
 
-    def _all_of_few(self, of_stages: Sequence[Sequence[Block]], needs: StageNeeds) -> list[Cut]:
+    def _all_of_few(self, blocks_by_stage: Sequence[Sequence[Block]], needs: StageNeeds) -> list[Cut]:
         """Return all cuts on all devices; none where they are more than FEW_CUTS."""
-        count, n = len(of_stages), len(needs.names)
+        count, n = len(blocks_by_stage), len(needs.names)
         n_ways = [Counter({self.parallelism: 1})]  # in which the stages from each on can follow a device
-        for blocks in reversed(of_stages):
+        for blocks in reversed(blocks_by_stage):
             n_ways.append(Counter())
             for block in blocks:
                 n_ways[-1][block.first] += n_ways[-2][block.end]
         if math.comb(n - 1, count - 1) * n_ways.pop().total() > MOST_COUNTED:
             return []
         all_blocks: list[tuple[Block, ...]] = [()]
-        for blocks in of_stages:
-            after = n_ways.pop()
+        for blocks in blocks_by_stage:
+            n_followers = n_ways.pop()
             all_blocks = [
-                (*before, block)
-                for before in all_blocks
+                (*prefix, block)
+                for prefix in all_blocks
                 for block in blocks
-                if after[block.end] and (not before or before[-1].end == block.first)
+                if n_followers[block.end] and (not prefix or prefix[-1].end == block.first)
             ]
-        found = []
+        cuts = []
         for places in combinations(range(1, n), count - 1):
             if (np.diff(needs.trained[[0, *places, n]]) > 0).all():
                 stages = Stages(self.request.model, tuple(needs.names[place - 1] for place in places))
-                allowed = (blocks for blocks in all_blocks if why_not_placed(stages, blocks, self.placed) is None)
-                found += [Cut(stages, blocks, math.nan, needs=needs) for blocks in allowed]
-        return found if len(found) <= FEW_CUTS else []
+                placements = (blocks for blocks in all_blocks if why_not_placed(stages, blocks, self.placed) is None)
+                cuts += [Cut(stages, blocks, math.nan, needs=needs) for blocks in placements]
+        return cuts if len(cuts) <= FEW_CUTS else []
 
     @property
     def _is_interleaved(self) -> bool:
@@ -227,8 +227,8 @@ class Cutting:
 
     def _choices(self, count: int) -> Sequence[Sequence[Block]]:
         """Return for each stage the devices that it may have."""
-        tried = choices(self.request.hardware, self.parallelism, count, tries_all=bool(self.placed))
-        return [list(blocks) for blocks in allowed(tried, self.placed, self.parallelism)]
+        options = choices(self.request.hardware, self.parallelism, count, tries_all=bool(self.placed))
+        return [list(blocks) for blocks in allowed(options, self.placed, self.parallelism)]
 
 
 def possible_micro_batches(request: Request, n_submeshes: int) -> list[int]:
@@ -241,23 +241,23 @@ def possible_micro_batches(request: Request, n_submeshes: int) -> list[int]:
         return [request.micro_batches]
     if ACCUMULATE in request.without:
         return [1]
-    found = {most_micro_batches(request.model, each * n_submeshes) for each in MICRO_BATCHES_PER_STAGE} - {1}
-    return sorted(found) or [1]
+    counts = {most_micro_batches(request.model, n_per_stage * n_submeshes) for n_per_stage in MICRO_BATCHES_PER_STAGE} - {1}
+    return sorted(counts) or [1]
 
 
-def most_micro_batches(model: Model, most: int, above: int = 1) -> int:
-    """Return the largest number of micro-batches up to ``most`` in which the model can be trained.
+def most_micro_batches(model: Model, limit: int, default: int = 1) -> int:
+    """Return the largest number of micro-batches up to ``limit`` in which the model can be trained.
 
     Args:
-        above: the number to return where no larger one is possible.
+        default: the number to return where no larger one is possible.
     """
-    for n in range(most, above, -1):
+    for n in range(limit, default, -1):
         try:
             model.in_micro_batches(n)
         except InputError:
             continue
         return n
-    return above
+    return default
 
 
 def least_memory(
@@ -276,22 +276,22 @@ def least_memory(
     n, in_flight = len(needs.names), least_in_flight(len(blocks), n_micro_batches)
     places = np.arange(n + 1)
     starts, ends = places[:, None], places[None]
-    most, before = np.where(places == 0, 0.0, np.inf), []
+    peaks, best_starts = np.where(places == 0, 0.0, np.inf), []
     for count, block in zip(in_flight, blocks, strict=True):
         # By start (row) and end (column) of a stage.
-        own = needs.least_bytes(starts, ends, count) / block.size
-        others = elsewhere(needs.names, placed, block)
-        trains = (needs.trained[ends] > needs.trained[starts]) & (others[ends] == others[starts])
-        costs = np.where(trains, np.maximum(own, most[:, None]), np.inf)
-        before.append(costs.argmin(axis=0))
-        most = costs.min(axis=0)
-    if np.isinf(most[-1]):
+        n_bytes = needs.least_bytes(starts, ends, count) / block.size
+        elsewhere_counts = elsewhere(needs.names, placed, block)
+        is_trained = (needs.trained[ends] > needs.trained[starts]) & (elsewhere_counts[ends] == elsewhere_counts[starts])
+        costs = np.where(is_trained, np.maximum(n_bytes, peaks[:, None]), np.inf)
+        best_starts.append(costs.argmin(axis=0))
+        peaks = costs.min(axis=0)
+    if np.isinf(peaks[-1]):
         return None
-    at = n
+    place = n
     cuts: list[str] = []
-    for of_stage in reversed(before[1:]):
-        at = int(of_stage[at])
-        cuts.insert(0, needs.names[at - 1])
+    for starts_of_stage in reversed(best_starts[1:]):
+        place = int(starts_of_stage[place])
+        cuts.insert(0, needs.names[place - 1])
     stages = Stages(model, tuple(cuts))
     return stages if why_not_placed(stages, blocks, placed) is None else None
 
@@ -303,6 +303,6 @@ def least_bytes(stages: Stages, needs: StageNeeds, sizes: Sequence[int], n_micro
         sizes: for each stage the number of its devices.
     """
     in_flight = least_in_flight(stages.n, n_micro_batches)
-    at = [0, *(needs.names.index(name) + 1 for name in stages.cuts), len(needs.names)]
-    of_stages = zip(at[:-1], at[1:], in_flight, sizes, strict=True)
-    return [float(needs.least_bytes(start, end, count)) / size for start, end, count, size in of_stages]
+    bounds = [0, *(needs.names.index(name) + 1 for name in stages.cuts), len(needs.names)]
+    spans = zip(bounds[:-1], bounds[1:], in_flight, sizes, strict=True)
+    return [float(needs.least_bytes(start, end, count)) / size for start, end, count, size in spans]

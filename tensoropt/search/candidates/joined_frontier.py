@@ -22,53 +22,53 @@ from .staged_frontier_points import PlanPoint, minimal_points
 def frontier_of(
     request: Request,
     parallelism: int,
-    found: Sequence[SearchedStages],
+    cuts: Sequence[SearchedStages],
     left_out: Sequence[str] = (),
     bounds_us: Sequence[float] = (),
 ) -> Frontier[PlanPoint]:
     """Return the minimal points of all that was searched, as one frontier.
 
     Args:
-        found: the cuts, the model that isn't cut among them.
+        cuts: the cuts, the model that isn't cut among them.
         left_out: why some of what was asked for wasn't searched.
         bounds_us: times that no step beats of what was looked at, whether it was searched or not.
     """
-    started = time.perf_counter()
-    points = minimal_points(found)
+    start_s = time.perf_counter()
+    points = minimal_points(cuts)
     seconds: defaultdict[str, float] = defaultdict(float)
-    for frontier in (each for of_cut in found for each in of_cut.frontiers):
+    for frontier in (frontier for cut in cuts for frontier in cut.frontiers):
         for phase, value in frontier.seconds_by_phase.items():
             seconds[phase] += value
-    seconds["peaks"] += time.perf_counter() - started
-    mesh, least_ns = request.hardware.mesh(parallelism), int(min([*bounds_us, *(each.bound_us for each in found)]) * 1e3)
+    seconds["peaks"] += time.perf_counter() - start_s
+    mesh, least_ns = request.hardware.mesh(parallelism), int(min([*bounds_us, *(cut.bound_us for cut in cuts)]) * 1e3)
     return Frontier(
         points_of=tuple(points),
         mesh=mesh,
         hardware_name=request.hardware.name,
-        told=_told(points, mesh, found, least_ns / 1e3),
+        told=_summary(points, mesh, cuts, least_ns / 1e3),
         # With stages it is the time of all operators as fast as they can be, on all devices; without, the search's bound.
         bound=LowerBound(np.array([0]), np.array([least_ns]), "the operators' least times"),  # none of memory is known
         assumed=request.assumed,
         seconds_by_phase=seconds,
         left_out=tuple(left_out),
-        searched=tuple(found),
+        searched=tuple(cuts),
     )
 
 
-def _told(points: Sequence[PlanPoint], mesh: Mesh, found: Sequence[SearchedStages], bound_us: float) -> str:
+def _summary(points: Sequence[PlanPoint], mesh: Mesh, cuts: Sequence[SearchedStages], bound_us: float) -> str:
     """Return in words which points there are, what was searched, and what is proven."""
     counts, gaps = [point.n_stages for point in points], [point.gap for point in points if point.gap is not None]
-    of_counts = [f"{counts.count(n)} {'without stages' if n == 1 else f'in {n} stages'}" for n in sorted(set(counts))]
-    tried: dict[int, list[int]] = {}
-    for searched in found:
-        tried.setdefault(searched.stages.n, []).append(searched.micro_batches)
-    ways = [
-        "no stages" if n == 1 else f"{n} stages in {' or '.join(map(str, sorted(set(each))))} micro-batches"
-        for n, each in tried.items()
+    count_texts = [f"{counts.count(n)} {'without stages' if n == 1 else f'in {n} stages'}" for n in sorted(set(counts))]
+    slices_by_count: dict[int, list[int]] = {}
+    for cut in cuts:
+        slices_by_count.setdefault(cut.stages.n, []).append(cut.micro_batches)
+    descriptions = [
+        "no stages" if n == 1 else f"{n} stages in {' or '.join(map(str, sorted(set(slices))))} micro-batches"
+        for n, slices in slices_by_count.items()
     ]
     return (
-        f"{counted(len(points), 'point')} on {counted(mesh.n_devices, 'device')} {mesh}: {', '.join(of_counts)}; "
-        f"searched {', '.join(ways)}; "
+        f"{counted(len(points), 'point')} on {counted(mesh.n_devices, 'device')} {mesh}: {', '.join(count_texts)}; "
+        f"searched {', '.join(descriptions)}; "
         f"gap at most {max(gaps):.2%} (median {np.median(gaps):.2%}) in what was searched for each point; "
         f"with stages or without no plan takes less than {bound_us:,.1f} us"
     )
@@ -76,11 +76,11 @@ def _told(points: Sequence[PlanPoint], mesh: Mesh, found: Sequence[SearchedStage
 
 def why_too_large(frontier: Frontier[PlanPoint], limit_bytes: int | None) -> str | None:
     """Return the sentence that even the point of least memory is above a limit, with the stage that is; None if it isn't."""
-    least = frontier.points_of[0]
-    if limit_bytes is None or least.peak_bytes <= limit_bytes:
+    smallest = frontier.points_of[0]
+    if limit_bytes is None or smallest.peak_bytes <= limit_bytes:
         return None
-    n, need = least.micro_batches, least.searched.need_text(least.stage_bytes)
-    text = f"no plan fits {limit_bytes:,} bytes ({memory_text(limit_bytes)}) per device: {need}"
-    can_divide = most_micro_batches(least.searched.stages.whole, 2 * n, above=n) > n
-    ways = ["more stages"] * (least.n_stages < frontier.mesh.n_devices) + ["more micro-batches"] * can_divide
-    return f"{text}; ask for {', '.join([*ways, 'more devices'])}, or memory={least.peak_bytes} or more"
+    n, need_text = smallest.micro_batches, smallest.searched.need_text(smallest.stage_bytes)
+    text = f"no plan fits {limit_bytes:,} bytes ({memory_text(limit_bytes)}) per device: {need_text}"
+    can_divide = most_micro_batches(smallest.searched.stages.whole, 2 * n, default=n) > n
+    advice = ["more stages"] * (smallest.n_stages < frontier.mesh.n_devices) + ["more micro-batches"] * can_divide
+    return f"{text}; ask for {', '.join([*advice, 'more devices'])}, or memory={smallest.peak_bytes} or more"

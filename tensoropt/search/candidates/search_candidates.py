@@ -59,34 +59,34 @@ class CandidateSearch(SearchState):
 
     # Without stages
 
-    def search_whole(self, beside: Sequence[Candidate] = ()) -> None:
+    def search_whole(self, staged: Sequence[Candidate] = ()) -> None:
         """Search plans without stages, and candidates in stages that are asked for beside these."""
         request, limit, best = self.request, self.request.limit_bytes, Best(self)
         look = first_look(request, self.parallelism, micro_batches_to_look_at(request, self.parallelism))
-        held = least_held_bytes(request.model.graph, self.parallelism)
-        first = Candidate(1, request.micro_batches or 1, least_bytes=held)
-        smallest, more = list[Candidate](), list[Candidate]()
-        if may_use_micro_batches(request) and (most := most_micro_batches(request.model, self.parallelism)):
-            summed = least_summed_bytes(request.model.in_micro_batches(2), self.parallelism)
-            smallest = [Candidate(1, n, least_bytes=held + summed) for n in most]
-            more = [replace(smallest[0], micro_batches=1 << i) for i in range(1, max(most).bit_length())]
+        held_bytes = least_held_bytes(request.model.graph, self.parallelism)
+        first = Candidate(1, request.micro_batches or 1, least_bytes=held_bytes)
+        smallest, sliced = list[Candidate](), list[Candidate]()
+        if may_use_micro_batches(request) and (max_slices := most_micro_batches(request.model, self.parallelism)):
+            summed_bytes = least_summed_bytes(request.model.in_micro_batches(2), self.parallelism)
+            smallest = [Candidate(1, n, least_bytes=held_bytes + summed_bytes) for n in max_slices]
+            sliced = [replace(smallest[0], micro_batches=1 << i) for i in range(1, max(max_slices).bit_length())]
         if look is not None and limit is not None:
             if request.tell is not None:
                 request.tell(look.text(limit))
             if look.certainly_not(limit):
                 self.whole += look.tried
-                return by_bound(beside, best)
-        beside = opened(beside, best)  # so that their stages are searched by workers meanwhile
-        may_fit = any(limit is None or each.least_bytes <= limit for each in smallest)  # sums of gradients take memory, too
+                return by_bound(staged, best)
+        staged = opened(staged, best)  # so that their stages are searched by workers meanwhile
+        may_fit = any(limit is None or candidate.least_bytes <= limit for candidate in smallest)  # sums take memory, too
         is_unknown = look is not None and look.best is None and may_fit
         if not is_unknown:
             by_bound([first], best)
-        known = self.alone or (look and look.best)
-        if known is None:
+        fitting = self.alone or (look and look.best)
+        if fitting is None:
             by_bound(smallest if limit is not None else [], Fit(self))
-            known = self.alone
-        waiting = ([first] if is_unknown else []) + more if known is not None else []
-        by_bound([*waiting, *beside], best)
+            fitting = self.alone
+        unsplit = ([first] if is_unknown else []) + sliced if fitting is not None else []
+        by_bound([*unsplit, *staged], best)
         if self.alone is None and look is not None and look.best is not None:
             self.alone = look.best
             self.whole.append(look.best[0])
@@ -95,13 +95,13 @@ class CandidateSearch(SearchState):
 
     def in_stages(self, counts: Sequence[int]) -> list[Candidate]:
         """Return the candidates in numbers of stages, but those that aren't possible, of which it is told."""
-        found = []
+        candidates = []
         for count in sorted({*counts} - {1}):
             try:
-                found += self.cutting.possible(count)
+                candidates += self.cutting.possible(count)
             except InputError as error:
                 self.left_out.append(str(error))
-        return found
+        return candidates
 
     def search_unasked(self) -> None:
         """Search stages that nobody asked for, where they may pay or nothing else fits."""
@@ -110,11 +110,11 @@ class CandidateSearch(SearchState):
         if self.alone is not None:
             by_bound(self.in_stages(self._machines()), Best(self, worth=self.request.worth_stages))
         elif self._may_help():
-            by_bound(list(self._of_memory()), Fit(self))
+            by_bound(list(self._candidates_for_memory()), Fit(self))
             if self.fitting is not None:
                 count, n = self.fitting.n_stages, self.fitting.micro_batches
                 default = self.cutting.possible(count)
-                by_bound(default if n in {each.micro_batches for each in default} else [self.fitting], Best(self))
+                by_bound(default if n in {candidate.micro_batches for candidate in default} else [self.fitting], Best(self))
 
     def _machines(self) -> list[int]:
         """Return the numbers of stages that may pay: two, and that of machines; none on a single machine."""
@@ -129,21 +129,21 @@ class CandidateSearch(SearchState):
         is_open = request.searches_micro_batches or request.micro_batches is not None
         if limit is None or not is_open:
             return False
-        held, n = least_held_bytes(request.model.graph, 1, of=(VARIABLE,)), possible_micro_batches(request, 2)[0]
-        held += least_summed_bytes(request.model.in_micro_batches(n), 1) if n > 1 else 0
-        return held <= limit * self.parallelism
+        held_bytes, n = least_held_bytes(request.model.graph, 1, of=(VARIABLE,)), possible_micro_batches(request, 2)[0]
+        held_bytes += least_summed_bytes(request.model.in_micro_batches(n), 1) if n > 1 else 0
+        return held_bytes <= limit * self.parallelism
 
-    def _of_memory(self) -> Iterator[Candidate]:
+    def _candidates_for_memory(self) -> Iterator[Candidate]:
         """Yield the candidates that may need less memory than any without stages."""
         count = 1
         while count < min(self.parallelism, MOST_STAGES):
             count = min(2 * count, self.parallelism)
             first = possible_micro_batches(self.request, count)[-1]
-            of_count = Candidate(count, first, ONE_FORWARD_ONE_BACKWARD, n_alike=count)
-            yield of_count
+            candidate = Candidate(count, first, ONE_FORWARD_ONE_BACKWARD, n_alike=count)
+            yield candidate
             if self.request.micro_batches is None and first > 1:
                 for n in _more_micro_batches(self.request.model, first, self.parallelism // count):
-                    yield replace(of_count, micro_batches=n)
+                    yield replace(candidate, micro_batches=n)
 
     # What is found
 
@@ -154,35 +154,35 @@ class CandidateSearch(SearchState):
         """
         if self.counts is None and not self.cuts:
             return self._alone() or self.fits
-        request, of_all = self.request, [*map(SearchedWhole.of, self.whole), *self.cuts]
+        request, searches = self.request, [*map(SearchedWhole.of, self.whole), *self.cuts]
         left_out, bounds_us = () if self.counts is None else self.left_out, tuple(self.bounds_us.values())
-        found = frontier_of(request, self.parallelism, of_all, left_out, bounds_us)
-        found = replace(found, is_interrupted=self.is_interrupted)
+        frontier = frontier_of(request, self.parallelism, searches, left_out, bounds_us)
+        frontier = replace(frontier, is_interrupted=self.is_interrupted)
         if self.counts is not None:
-            return found
+            return frontier
         if self.alone is None:
-            return self._for_memory(found)
+            return self._for_memory(frontier)
         alone_us = self.alone_us
         most_us = (1 - request.worth_stages) * alone_us
-        fastest = found.fastest_within(request.limit_bytes)
-        chosen = None if fastest is None else found.points_of[fastest]
-        if chosen is None or chosen.time_us > most_us:  # as all without stages are
+        fastest = frontier.fastest_within(request.limit_bytes)
+        point = None if fastest is None else frontier.points_of[fastest]
+        if point is None or point.time_us > most_us:  # as all without stages are
             return self._alone()
-        why = (
-            f"{chosen.n_stages} stages are predicted to take {time_text(chosen.time_us)} a step, the fastest plan without "
+        reason = (
+            f"{point.n_stages} stages are predicted to take {time_text(point.time_us)} a step, the fastest plan without "
             f"{time_text(alone_us)}"
         )
-        return replace(found, why_stages=why)
+        return replace(frontier, why_stages=reason)
 
     def _alone(self) -> Frontier[PlanPoint] | None:
         return None if self.alone is None else frontier_of_whole(self.alone[0], self.request.assumed)
 
-    def _for_memory(self, found: Frontier[PlanPoint]) -> Frontier[PlanPoint] | None:
+    def _for_memory(self, frontier: Frontier[PlanPoint]) -> Frontier[PlanPoint] | None:
         """Return a frontier that says why it has stages; that of the few points where only these fit."""
         limit = self.request.limit_bytes
-        found = self.fits if found.fastest_within(limit) is None and self.fits is not None else found
+        frontier = self.fits if frontier.fastest_within(limit) is None and self.fits is not None else frontier
         assert limit is not None
-        return replace(found, why_stages=f"no plan without stages fits {memory_text(limit)}")
+        return replace(frontier, why_stages=f"no plan without stages fits {memory_text(limit)}")
 
 
 def may_take_stages(request: Request, parallelism: int) -> bool:
@@ -204,13 +204,13 @@ def _more_micro_batches(model: Model, first: int, n_devices: int) -> list[int]:
     """Return 2, 4, 8, ... times ``first`` micro-batches, of those in which the model can be trained."""
     micro_batching = model.in_micro_batches(first).graph.micro_batching
     assert micro_batching is not None
-    found, n = [], 2 * first
+    counts, n = [], 2 * first
     while micro_batching.batch // n >= n_devices:
         try:
             model.in_micro_batches(n)
         except InputError:
             pass
         else:
-            found.append(n)
+            counts.append(n)
         n *= 2
-    return found
+    return counts

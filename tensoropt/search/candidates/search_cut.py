@@ -33,15 +33,15 @@ def search_cut(
     cut, n, limit = candidate.cut, candidate.micro_batches, request.limit_bytes
     assert cut is not None
     stages, order = cut.stages, _orders(candidate, cut)[0]
-    found = dict[int, ModelFrontier]()
-    for stage, asked, is_enough in _stage_searches(request, candidate):
-        frontier = alike.searched(asked, cut.sizes[stage], is_enough, candidate)
+    frontiers = dict[int, ModelFrontier]()
+    for stage, stage_request, is_enough in _stage_searches(request, candidate):
+        frontier = alike.searched(stage_request, cut.sizes[stage], is_enough, candidate)
         if must_fit and limit is not None and StageCosts.of(frontier).bytes_of(stage, order).min() > limit:
             return None
-        found[stage] = frontier
+        frontiers[stage] = frontier
     times, hardware = cutting.times(n).of(cut.sizes), request.hardware
     return SearchedStages(
-        stages, cut.blocks, tuple(found[stage] for stage in range(stages.n)), n, candidate.schedule,
+        stages, cut.blocks, tuple(frontiers[stage] for stage in range(stages.n)), n, candidate.schedule,
         tuple(works(stages, times)), tuple(messages(stages, hardware, cut.blocks, n)),
         transfers(stages, hardware, cut.blocks, n), bound_us,
     )  # fmt: skip
@@ -50,8 +50,8 @@ def search_cut(
 def search_ahead(request: Request, candidate: Candidate, alike: AlikeStages) -> None:
     """Have workers search the stages of a candidate that is cut, for :func:`search_cut` to be called later."""
     assert candidate.cut is not None
-    for stage, asked, is_enough in _stage_searches(request, candidate):
-        alike.search_ahead(candidate, asked, candidate.cut.sizes[stage], is_enough)
+    for stage, stage_request, is_enough in _stage_searches(request, candidate):
+        alike.search_ahead(candidate, stage_request, candidate.cut.sizes[stage], is_enough)
 
 
 def _orders(candidate: Candidate, cut: Cut) -> list[StepOrder]:
@@ -64,13 +64,13 @@ def _stage_searches(request: Request, candidate: Candidate) -> Iterator[tuple[in
     assert cut is not None
     budget, share = request.budget or BY_DEFAULT, candidate.n_alike
     budget = replace(budget, seconds=budget.seconds / share, max_work=budget.max_work / share)
-    own = replace(request, micro_batches=n, budget=budget, placed={})
+    base_request = replace(request, micro_batches=n, budget=budget, placed={})
     stages, orders = cut.stages, _orders(candidate, cut)
-    needs = [0.0] * stages.n if cut.needs is None else least_bytes(stages, cut.needs, cut.sizes, n)
-    for stage in sorted(range(stages.n), key=lambda stage: -needs[stage]):
+    n_bytes = [0.0] * stages.n if cut.needs is None else least_bytes(stages, cut.needs, cut.sizes, n)
+    for stage in sorted(range(stages.n), key=lambda stage: -n_bytes[stage]):
         model = stages.models[stage]
-        asked = replace(own, model=model, force=of_stage(request.model.graph, model.graph, request.force))
-        yield stage, asked, partial(_fastest_fits, request.limit_bytes, orders, stage)
+        stage_request = replace(base_request, model=model, force=of_stage(request.model.graph, model.graph, request.force))
+        yield stage, stage_request, partial(_fastest_fits, request.limit_bytes, orders, stage)
 
 
 def _fastest_fits(limit_bytes: int | None, orders: Sequence[StepOrder], stage: int, frontier: ModelFrontier) -> bool:

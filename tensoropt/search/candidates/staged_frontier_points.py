@@ -73,7 +73,7 @@ class PlanPoint:
     @property
     def peak(self) -> Mapping[str, Any] | None:
         """The instant of the peak as a JSON value; None of several stages, whose instants differ."""
-        return next((each.peak(self.numbers[0]).to_json() for each in self.searched.without_stages), None)
+        return next((frontier.peak(self.numbers[0]).to_json() for frontier in self.searched.without_stages), None)
 
     @property
     def details(self) -> Sequence[Mapping[str, Any]]:
@@ -100,33 +100,33 @@ class PlanPoint:
     def costs(self) -> FrontierPoint:
         """The costs of a step: each but its time is that of the devices of which it is largest."""
         compute, network, overlap = (self._most(name) / 1e3 for name in ("compute_ns", "network_ns", "overlap_ns"))
-        exact = any(each.points[self.numbers[0]].exact for each in self.searched.without_stages)
+        exact = any(frontier.points[self.numbers[0]].exact for frontier in self.searched.without_stages)
         return FrontierPoint(self._most("mem_bytes"), self.time_us, compute, network, overlap, exact)
 
     def _most(self, name: str) -> int:
         """Return the largest amount of a submesh's stages together."""
-        of_stages = [int(getattr(frontier.costs, name)[number]) for frontier, number in self.parts]
-        return int(max(of_submeshes(of_stages, self.order.submeshes, add)))
+        amounts = [int(getattr(frontier.costs, name)[number]) for frontier, number in self.parts]
+        return int(max(of_submeshes(amounts, self.order.submeshes, add)))
 
     def plan(self, option: str, assumed: Mapping[str, Any]) -> Plan:
         """Return the plan of the point; see :class:`...plan.points.Point`."""
-        stages, planned = self.searched.stages, []
-        own = stages.whole.graph.operators
+        stages, stage_plans = self.searched.stages, []
+        model_operators = stages.whole.graph.operators
         mesh = self.searched.frontiers[0].hardware.mesh(sum(block.size for block in set(self.searched.blocks)))
         for frontier, block, last_operator, number, in_flight, deferred, n_bytes, idle_share in zip(
             self.searched.frontiers, self.searched.blocks, (*stages.cuts, ""), self.numbers, self.order.in_flight,
             self.order.deferred, self.stage_bytes, self.idle_shares, strict=True,
         ):  # fmt: skip
             stage = frontier.stage(number)
-            operators = (replace(op, is_stand_in=op.name not in own) for op in stage.operators)
-            planned.append(replace(
+            operators = (replace(op, is_stand_in=op.name not in model_operators) for op in stage.operators)
+            stage_plans.append(replace(
                 stage, devices=block.devices, operators=tuple(operators), last_operator=last_operator, in_flight=in_flight,
                 deferred=deferred, peak_bytes=n_bytes, idle_share=idle_share,
             ))
         return Plan(
-            stages=tuple(planned),
+            stages=tuple(stage_plans),
             mesh=mesh,
-            exact=any(each.found.exact for each in self.searched.without_stages),
+            exact=any(frontier.found.exact for frontier in self.searched.without_stages),
             schedule=self.order.schedule,
             interleaving=self.order.interleaving,
             micro_batches=self.micro_batches,
@@ -139,29 +139,29 @@ class PlanPoint:
 
 
 @older_objects_kept()
-def minimal_points(searched: Sequence[SearchedStages]) -> list[PlanPoint]:
+def minimal_points(cuts: Sequence[SearchedStages]) -> list[PlanPoint]:
     """Return the minimal of all points, by ascending peak."""
-    return points_of([(each, combined) for each in searched for combined in each.combinations])
+    return points_of([(cut, combined) for cut in cuts for combined in cut.combinations])
 
 
-def points_of(found: Sequence[tuple[SearchedStages, StageCombinations]]) -> list[PlanPoint]:
+def points_of(pairs: Sequence[tuple[SearchedStages, StageCombinations]]) -> list[PlanPoint]:
     """Return the combinations that no other one beats in peak and time, by ascending peak; of equal ones the first."""
-    if not found:
+    if not pairs:
         return []
-    mem_bytes = np.concatenate([combined.mem_bytes for _, combined in found])
-    time_us = np.concatenate([combined.time_us for _, combined in found])
-    numbers = np.concatenate([np.full(len(combined.time_us), i) for i, (_, combined) in enumerate(found)])
-    kept = reduce_unsorted(mem_bytes, np.rint(time_us * 1e3).astype(np.int64))
-    starts = np.searchsorted(numbers, np.arange(len(found)))
+    mem_bytes = np.concatenate([combined.mem_bytes for _, combined in pairs])
+    time_us = np.concatenate([combined.time_us for _, combined in pairs])
+    numbers = np.concatenate([np.full(len(combined.time_us), i) for i, (_, combined) in enumerate(pairs)])
+    minimal = reduce_unsorted(mem_bytes, np.rint(time_us * 1e3).astype(np.int64))
+    starts = np.searchsorted(numbers, np.arange(len(pairs)))
     points: dict[int, PlanPoint] = {}
-    for number in np.unique(numbers[kept]):
-        of_cut, combined = found[number]
-        own = kept[numbers[kept] == number]
-        chosen = combined.take(own - starts[number])
-        bounds_us = np.minimum(chosen.time_us, of_cut.bounds_us(chosen.points, combined.order))
-        gaps = of_cut.gaps(chosen.points, combined.order, chosen.time_us)
-        costs = chosen.points.T, chosen.stage_bytes.T, chosen.time_us, bounds_us, gaps
-        for at, (of_stages, stage_bytes, time, bound_us, gap) in zip(own, zip(*costs, strict=True), strict=True):
-            of_point = tuple(of_stages.tolist()), tuple(stage_bytes.tolist())
-            points[at] = PlanPoint(of_cut, combined.order, *of_point, float(time), float(bound_us), float(gap))
-    return [points[at] for at in kept]
+    for number in np.unique(numbers[minimal]):
+        cut, combined = pairs[number]
+        indices = minimal[numbers[minimal] == number]
+        selected = combined.take(indices - starts[number])
+        bounds_us = np.minimum(selected.time_us, cut.bounds_us(selected.points, combined.order))
+        gaps = cut.gaps(selected.points, combined.order, selected.time_us)
+        costs = selected.points.T, selected.stage_bytes.T, selected.time_us, bounds_us, gaps
+        for index, (stage_points, stage_bytes, time, bound_us, gap) in zip(indices, zip(*costs, strict=True), strict=True):
+            values = tuple(stage_points.tolist()), tuple(stage_bytes.tolist())
+            points[index] = PlanPoint(cut, combined.order, *values, float(time), float(bound_us), float(gap))
+    return [points[index] for index in minimal]

@@ -25,36 +25,36 @@ COMPARED = "data-parallel"
 """The baseline whose plan is stored too, for what differs from it."""
 
 
-def viewed_points(n_points: int, wanted: set[int]) -> list[int]:
+def viewed_points(n_points: int, required: set[int]) -> list[int]:
     """Return the points whose steps are stored: all of few, else those that are wanted, the ends, some evenly between."""
     if n_points <= MOST_POINTS:
         return list(range(n_points))
-    n_between = max(2, MOST_POINTS - len(wanted))
+    n_between = max(2, MOST_POINTS - len(required))
     evenly = {round(i * (n_points - 1) / (n_between - 1)) for i in range(n_between)}
-    return sorted(wanted | evenly)
+    return sorted(required | evenly)
 
 
-def frontier_of_whole(found: ModelFrontier, assumed: Mapping[str, Any] = MappingProxyType({})) -> Frontier[PlanPoint]:
+def frontier_of_whole(frontier: ModelFrontier, assumed: Mapping[str, Any] = MappingProxyType({})) -> Frontier[PlanPoint]:
     """Return all points that a search found for a model that isn't cut, with what is proven of them by that search."""
-    whole = SearchedWhole.of(found)
-    (combined,) = whole.combinations
+    result = SearchedWhole.of(frontier)
+    (combined,) = result.combinations
     costs = enumerate(zip(combined.stage_bytes[0].tolist(), combined.time_us.tolist(), strict=True))
     return Frontier(
-        points_of=tuple(PlanPoint(whole, combined.order, (number,), (peak,), time_us) for number, (peak, time_us) in costs),
-        mesh=found.mesh,
-        hardware_name=found.hardware.name,
-        told=found.told,
-        bound=found.found.bound,
-        objectives=found.objectives,
-        algorithm=found.found.algorithm,
-        eliminations=found.found.eliminations,
+        points_of=tuple(PlanPoint(result, combined.order, (number,), (peak,), time_us) for number, (peak, time_us) in costs),
+        mesh=frontier.mesh,
+        hardware_name=frontier.hardware.name,
+        told=frontier.told,
+        bound=frontier.found.bound,
+        objectives=frontier.objectives,
+        algorithm=frontier.found.algorithm,
+        eliminations=frontier.found.eliminations,
         assumed=assumed,
-        seconds_by_phase=found.seconds_by_phase,
-        note=found.note,
-        searched=(whole,),
-        is_interrupted=found.is_interrupted,
-        shared_parts=partial(shared_parts, found),
-        details_of=partial(details_of, found),
+        seconds_by_phase=frontier.seconds_by_phase,
+        note=frontier.note,
+        searched=(result,),
+        is_interrupted=frontier.is_interrupted,
+        shared_parts=partial(shared_parts, frontier),
+        details_of=partial(details_of, frontier),
     )
 
 
@@ -76,36 +76,36 @@ def details_of(
         known: baselines that were found already, by name.
     """
     graph = frontier.model.graph.full_batch
-    wanted = {frontier.turning_number, *(() if chosen is None else (chosen,))}
-    points = viewed_points(len(frontier), wanted)
+    required = {frontier.turning_number, *(() if chosen is None else (chosen,))}
+    points = viewed_points(len(frontier), required)
     views = {}
-    for done, point in enumerate(points):
+    for i, point in enumerate(points):
         if progress is not None:
-            progress("steps", done, len(points))
+            progress("steps", i, len(points))
         views[str(point)] = view_of(frontier, point)
-    found = []
-    for done, name in enumerate(baselines if graph is frontier.model.graph else ()):
+    entries = []
+    for i, name in enumerate(baselines if graph is frontier.model.graph else ()):
         if progress is not None:
-            progress("baselines", done, len(baselines))
+            progress("baselines", i, len(baselines))
         with contextlib.suppress(InfeasibleError):  # a baseline may have no strategy
-            found.append(_baseline(name, (known or {}).get(name) or find_baseline(frontier, name)))
+            entries.append(_baseline(name, (known or {}).get(name) or find_baseline(frontier, name)))
     return {
         "model": model,
         "chosen": chosen,
         "views": views,
-        "baselines": found,
+        "baselines": entries,
         **of_operators(graph),
         "least_peak_bytes": least_held_bytes(graph, frontier.mesh.n_devices),
     }
 
 
-def _baseline(name: str, found: ModelFrontier) -> dict[str, Any]:
+def _baseline(name: str, frontier: ModelFrontier) -> dict[str, Any]:
     """Return the points that a baseline found, with its plan if that is compared."""
     points = [
-        {"sum_bytes": point.sum_bytes, "time_us": point.time_us, "peak_bytes": found.peak_bytes(number)}
-        for number, point in enumerate(found.points)
+        {"sum_bytes": point.sum_bytes, "time_us": point.time_us, "peak_bytes": frontier.peak_bytes(number)}
+        for number, point in enumerate(frontier.points)
     ]
-    told: dict[str, Any] = {"name": name, "points": points}
+    entry: dict[str, Any] = {"name": name, "points": points}
     if name == COMPARED:
-        told["plan"] = {**frontier_of_whole(found).plan(0).to_json(), "frontier": []}
-    return told
+        entry["plan"] = {**frontier_of_whole(frontier).plan(0).to_json(), "frontier": []}
+    return entry

@@ -121,8 +121,8 @@ class MonteCarloResult:
         """Return one strategy as a frontier of one point, bounded by the least of each node and edge alone."""
         problem = self.built.problem
         parts = (*problem.nodes, *problem.edges)
-        least = [sum(int(getattr(part, cost).min()) for part in parts) for cost in ("mem_bytes", "time_ns")]
-        bound = LowerBound(np.array(least[:1], np.int64), np.array(least[1:], np.int64), "the least of each node and edge")
+        minima = [sum(int(getattr(part, cost).min()) for part in parts) for cost in ("mem_bytes", "time_ns")]
+        bound = LowerBound(np.array(minima[:1], np.int64), np.array(minima[1:], np.int64), "the least of each node and edge")
         mem_bytes, time_ns = (np.array([cost], np.int64) for cost in problem.cost(states))
         return Frontier(mem_bytes, time_ns, np.array([states], np.int32), {}, self.algorithm, bound)
 
@@ -137,7 +137,7 @@ def search(
     network: Network,
     limits: SearchLimits,
     progress: Callable[[int, int], None] | None = None,
-    found: Frontier | None = None,
+    frontier: Frontier | None = None,
 ) -> MonteCarloResult:
     """Search for the strategy whose simulated step takes the least time.
 
@@ -145,9 +145,9 @@ def search(
         task: the model, the mesh, its costs, and the space.
         network: what the step is simulated on.
         progress: called with (seconds that have passed, seconds in all) now and then.
-        found: the frontier of the task's full problem, to start from its fastest points.
+        frontier: the frontier of the task's full problem, to start from its fastest points.
     """
-    return _Search(task, network, limits, progress, found).run()
+    return _Search(task, network, limits, progress, frontier).run()
 
 
 @dataclass
@@ -163,7 +163,7 @@ class _Search:
     def run(self) -> MonteCarloResult:
         task = self.task
         self.problem = Neighbours(task.full_problem())
-        started = time.monotonic()
+        start_s = time.monotonic()
         self.actions = StepActions(task.costing, PathFinder(task.costing.reshardings.steps))
         walks: list[Walk] = []
         beta = 0.0
@@ -174,8 +174,8 @@ class _Search:
                 walks.append(Walk(name, position.cost_ns))
                 self._meet(walks[-1], position)
                 beta = beta or 1 / (TEMPERATURE * max(1, position.cost_ns))
-                deadline = started + self.limits.seconds * (number + 1) / len(SEEDS)
-                self._walk(walks[-1], position, beta, random.Random(f"{self.limits.seed} {name}"), started, deadline)
+                deadline = start_s + self.limits.seconds * (number + 1) / len(SEEDS)
+                self._walk(walks[-1], position, beta, random.Random(f"{self.limits.seed} {name}"), start_s, deadline)
         except KeyboardInterrupt:
             if self.smallest is None:
                 raise
@@ -190,21 +190,21 @@ class _Search:
     def _seeds(self) -> Iterator[tuple[str, States]]:
         """Yield what walks start from, with its name."""
         modules = zip(SEEDS, (data_parallel, one_weird_trick), strict=False)
-        others = [(name, self.problem.nearest(module.configs(self.task))) for name, module in modules]
+        baselines = [(name, self.problem.nearest(module.configs(self.task))) for name, module in modules]
         if self.found is not None:
-            yield from self._fastest([*self._points(self.found), *others])
+            yield from self._fastest([*self._points(self.found), *baselines])
             return
-        yield from others
+        yield from baselines
         rng = random.Random(f"{self.limits.seed} seed")
-        chosen = [rng.randrange(node.n_states) for node in self.problem.built.problem.nodes]
-        yield SEEDS[-1], self.problem.with_copies(chosen)
+        drawn_states = [rng.randrange(node.n_states) for node in self.problem.built.problem.nodes]
+        yield SEEDS[-1], self.problem.with_copies(drawn_states)
 
-    def _points(self, found: Frontier) -> Iterator[tuple[str, States]]:
+    def _points(self, frontier: Frontier) -> Iterator[tuple[str, States]]:
         """Yield the fastest points of a frontier that fit, the fastest first; those of the least memory where none does."""
         limit = self.limits.memory_bytes
-        fitting = [point for point, n_bytes in enumerate(found.mem_bytes.tolist()) if limit is None or n_bytes <= limit]
-        for point in fitting[: -MOST_POINTS - 1 : -1] or range(min(MOST_POINTS, len(found))):
-            yield f"point {point + 1} of the frontier", tuple(map(int, found.strategies[point]))
+        fitting = [point for point, n_bytes in enumerate(frontier.mem_bytes.tolist()) if limit is None or n_bytes <= limit]
+        for point in fitting[: -MOST_POINTS - 1 : -1] or range(min(MOST_POINTS, len(frontier))):
+            yield f"point {point + 1} of the frontier", tuple(map(int, frontier.strategies[point]))
 
     def _fastest(self, seeds: Sequence[tuple[str, States]]) -> list[tuple[str, States]]:
         """Return as many seeds as there are walks: those that fit before others, of these the fastest as simulated."""
@@ -221,25 +221,25 @@ class _Search:
         return Position.of(self.problem, self.task, self.actions, self.network, states)
 
     def _walk(
-        self, walk: Walk, position: Position, beta: float, rng: random.Random, started: float, deadline: float
+        self, walk: Walk, position: Position, beta: float, rng: random.Random, start_s: float, deadline: float
     ) -> None:
-        limit, free = self.limits.memory_bytes, self.problem.free
-        while free and not walk.is_over:
+        limit, nodes = self.limits.memory_bytes, self.problem.free
+        while nodes and not walk.is_over:
             if walk.n_proposals % EACH_REPORT == 0:
-                now = time.monotonic()
+                now_s = time.monotonic()
                 if self.progress is not None:
-                    self.progress(min(int(now - started), int(self.limits.seconds)), int(self.limits.seconds))
-                if now >= deadline:
+                    self.progress(min(int(now_s - start_s), int(self.limits.seconds)), int(self.limits.seconds))
+                if now_s >= deadline:
                     return
             walk.n_proposals += 1
-            node = rng.choice(free)
+            node = rng.choice(nodes)
             n_states = self.problem.built.problem.nodes[node].n_states
             state = rng.randrange(n_states - 1)
             state += state >= position.states[node]
             luck = rng.random()
-            alike = self.problem.alike.get(node, ()) if self.found is not None and rng.random() < TOGETHER else ()
-            if alike:
-                changes = self.problem.moved_together(position.states, dict.fromkeys(alike, state))
+            twins = self.problem.alike.get(node, ()) if self.found is not None and rng.random() < TOGETHER else ()
+            if twins:
+                changes = self.problem.moved_together(position.states, dict.fromkeys(twins, state))
             else:
                 changes = self.problem.moved(position.states, node, state, keeps_copies=rng.random() < 0.5)
             added = self.problem.added(position.states, changes)
@@ -256,15 +256,15 @@ class _Search:
     def _meet(self, walk: Walk, position: Position) -> None:
         """Remember a strategy if it is the best so far, or if none fits yet and it needs the least memory."""
         limit, states = self.limits.memory_bytes, tuple(position.states)
-        fits = limit is None or position.mem_bytes <= limit
-        least = position.mem_bytes, position.cost_ns
-        if self.smallest is None or least < self.smallest[:2]:
-            self.smallest = (*least, states)
+        is_within = limit is None or position.mem_bytes <= limit
+        costs = position.mem_bytes, position.cost_ns
+        if self.smallest is None or costs < self.smallest[:2]:
+            self.smallest = (*costs, states)
         if walk.least_bytes is None or position.mem_bytes < walk.least_bytes:
             walk.least_bytes = position.mem_bytes
-            if not fits:
+            if not is_within:
                 walk.improved_at = walk.n_proposals
-        if not fits:
+        if not is_within:
             return
         if walk.best_ns is None or position.cost_ns < walk.best_ns:
             walk.best_ns, walk.improved_at = position.cost_ns, walk.n_proposals

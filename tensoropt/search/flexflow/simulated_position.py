@@ -35,10 +35,10 @@ class Added(NamedTuple):
 class Neighbours:
     """A problem, with the edges at each node, and the nodes of shared copies next to it."""
 
-    def __init__(self, built: StrategyProblem) -> None:
-        self.built = built
-        problem = built.problem
-        self.copies = {copy.node: copy for copy in built.shared if copy.node >= len(built.nodes)}
+    def __init__(self, strategy_problem: StrategyProblem) -> None:
+        self.built = strategy_problem
+        problem = strategy_problem.problem
+        self.copies = {copy.node: copy for copy in strategy_problem.shared if copy.node >= len(strategy_problem.nodes)}
         self.edges: list[list[tuple[int, Edge]]] = [[] for _ in problem.nodes]
         for number, edge in enumerate(problem.edges):
             for end in {edge.source, edge.target}:
@@ -47,40 +47,40 @@ class Neighbours:
             sorted({end for _, edge in edges for end in (edge.source, edge.target) if end in self.copies and end != node})
             for node, edges in enumerate(self.edges)
         ]
-        self.free = [node for node, each in enumerate(problem.nodes) if each.n_states > 1]
+        self.free = [node for node, choice in enumerate(problem.nodes) if choice.n_states > 1]
 
     def nearest(self, configs: Mapping[str, Config]) -> States:
         """Return the states in which the most operators of each node have the given configs, with the fastest copies."""
-        chosen = [0] * len(self.built.problem.nodes)
+        states_of_nodes = [0] * len(self.built.problem.nodes)
         for number, (node, states) in enumerate(self.built.nodes):
             n_equal = np.zeros(states.n_states, np.int64)
-            for op, of_op, index in zip(node.operators, states.configs, states.index, strict=True):
-                n_equal += np.array([config == configs[op.name] for config in of_op], np.int64)[index]
-            chosen[number] = int(np.argmax(n_equal))
-        return self.with_copies(chosen)
+            for op, configs_of_op, index in zip(node.operators, states.configs, states.index, strict=True):
+                n_equal += np.array([config == configs[op.name] for config in configs_of_op], np.int64)[index]
+            states_of_nodes[number] = int(np.argmax(n_equal))
+        return self.with_copies(states_of_nodes)
 
-    def with_copies(self, chosen: list[int]) -> States:
+    def with_copies(self, states: list[int]) -> States:
         """Return states with each shared copy the one that adds the least time."""
         for node in self.copies:
-            chosen[node] = self._fastest_copy(node, chosen, {})
-        return tuple(chosen)
+            states[node] = self._fastest_copy(node, states, {})
+        return tuple(states)
 
     @cached_property
     def alike(self) -> dict[int, tuple[int, ...]]:
         """For each node all that have the same operators and configs, where there are several: those of repeated layers."""
-        found: dict[object, list[int]] = {}
+        groups: dict[object, list[int]] = {}
         for number, (group, states) in enumerate(self.built.nodes):
             types = tuple(op.type for op in group.operators)
-            configs = tuple(tuple(str(config) for config in each) for each in states.configs)
-            found.setdefault((types, configs, tuple(map(tuple, states.index))), []).append(number)
-        return {node: tuple(alike) for alike in found.values() if len(alike) > 1 for node in alike}
+            configs = tuple(tuple(str(config) for config in options) for options in states.configs)
+            groups.setdefault((types, configs, tuple(map(tuple, states.index))), []).append(number)
+        return {node: tuple(group) for group in groups.values() if len(group) > 1 for node in group}
 
     def moved_together(self, states: Sequence[int], moves: Mapping[int, int]) -> dict[int, int]:
         """Return the changes of several operators' nodes to other states, and those of the shared copies next to them."""
         changes = dict(moves)
         for copy in dict.fromkeys(copy for node in moves for copy in self.next_copies[node]):
             changes[copy] = self._fastest_copy(copy, states, changes)
-        return {each: new for each, new in changes.items() if new != states[each]}
+        return {i: choice for i, choice in changes.items() if choice != states[i]}
 
     def moved(self, states: Sequence[int], node: int, state: int, keeps_copies: bool) -> dict[int, int]:
         """Return the changes of a proposal: a node's state, and those of the shared copies next to an operator.
@@ -92,17 +92,17 @@ class Neighbours:
         else:
             changes = {node: state}
             for copy in self.next_copies[node]:
-                kept = self.copies[copy].shardings[states[copy]] if keeps_copies else None
-                changes[copy] = self._fastest_copy(copy, states, changes, kept)
-        return {each: new for each, new in changes.items() if new != states[each]}
+                copy_sharding = self.copies[copy].shardings[states[copy]] if keeps_copies else None
+                changes[copy] = self._fastest_copy(copy, states, changes, copy_sharding)
+        return {i: choice for i, choice in changes.items() if choice != states[i]}
 
     def _fastest_copy(
-        self, copy: int, states: Sequence[int], changes: Mapping[int, int], kept: OperandSharding | None = None
+        self, copy: int, states: Sequence[int], changes: Mapping[int, int], copy_sharding: OperandSharding | None = None
     ) -> int:
         """Return the state of a shared copy that adds the least time, of those of an operand sharding if one is given."""
         time_ns = self._time_of_copy(copy, states, changes)
-        if kept is not None:
-            is_kept = [sharding == kept for sharding in self.copies[copy].shardings]
+        if copy_sharding is not None:
+            is_kept = [sharding == copy_sharding for sharding in self.copies[copy].shardings]
             time_ns = np.where(is_kept, time_ns, time_ns + np.int64(INFEASIBLE))
         return int(np.argmin(time_ns))
 
@@ -120,19 +120,19 @@ class Neighbours:
         """Return what a strategy needs more with some nodes' states changed; None if it isn't allowed then."""
         problem = self.built.problem
         mem_bytes = time_ns = 0
-        for node, new in changes.items():
-            each, old = problem.nodes[node], states[node]
-            if each.time_ns[new] >= INFEASIBLE:
+        for node, state in changes.items():
+            costs, state_before = problem.nodes[node], states[node]
+            if costs.time_ns[state] >= INFEASIBLE:
                 return None
-            mem_bytes += int(each.mem_bytes[new]) - int(each.mem_bytes[old])
-            time_ns += int(each.time_ns[new]) - int(each.time_ns[old])
-        for edge in dict(each for node in changes for each in self.edges[node]).values():
-            before = states[edge.source], states[edge.target]
-            after = changes.get(edge.source, before[0]), changes.get(edge.target, before[1])
-            if edge.time_ns[after] >= INFEASIBLE:
+            mem_bytes += int(costs.mem_bytes[state]) - int(costs.mem_bytes[state_before])
+            time_ns += int(costs.time_ns[state]) - int(costs.time_ns[state_before])
+        for edge in dict(item for node in changes for item in self.edges[node]).values():
+            pair_before = states[edge.source], states[edge.target]
+            pair = changes.get(edge.source, pair_before[0]), changes.get(edge.target, pair_before[1])
+            if edge.time_ns[pair] >= INFEASIBLE:
                 return None
-            mem_bytes += int(edge.mem_bytes[after]) - int(edge.mem_bytes[before])
-            time_ns += int(edge.time_ns[after]) - int(edge.time_ns[before])
+            mem_bytes += int(edge.mem_bytes[pair]) - int(edge.mem_bytes[pair_before])
+            time_ns += int(edge.time_ns[pair]) - int(edge.time_ns[pair_before])
         return Added(mem_bytes, time_ns)
 
 
@@ -163,22 +163,22 @@ class Position:
 
     def tried(self, changes: dict[int, int]) -> int:
         """Return the cost with some nodes' states changed."""
-        built, configs, shared = self.problem.built, {}, {}
+        strategy_problem, configs, shared = self.problem.built, {}, {}
         for node, state in changes.items():
             if node in self.problem.copies:
                 copy = self.problem.copies[node]
                 shared[copy.tensor.name] = copy.shardings[state]
                 continue
-            group, states = built.nodes[node]
-            for op, of_op, index in zip(group.operators, states.configs, states.index, strict=True):
-                config = of_op[index[state]]
+            group, states = strategy_problem.nodes[node]
+            for op, configs_of_op, index in zip(group.operators, states.configs, states.index, strict=True):
+                config = configs_of_op[index[state]]
                 if config != self.view.strategy.configs[op.name]:
                     configs[op.name] = config
         view = self.view.changed(configs, shared)
         self._trial = view, changes
-        touched = self.graph.touched(configs, shared)
-        chains = self.actions.chains(view, (self.graph.nodes[number] for number in touched))
-        return self.simulation.try_chains(dict(zip(touched, chains, strict=True)))
+        numbers = self.graph.touched(configs, shared)
+        chains = self.actions.chains(view, (self.graph.nodes[number] for number in numbers))
+        return self.simulation.try_chains(dict(zip(numbers, chains, strict=True)))
 
     def keep(self, added_bytes: int) -> None:
         """Take what was tried last, which needs so much more memory."""

@@ -48,13 +48,13 @@ def shared_parts(frontier: ModelFrontier, progress: Progress | None = None) -> E
     """
     parts = _PartsBuilder(frontier)
     operators, reshardings = [], []
-    own = [op for op in frontier.model.graph.operators.values() if op.updates is None]
-    for done, op in enumerate(own):
+    ops = [op for op in frontier.model.graph.operators.values() if op.updates is None]
+    for n_done, op in enumerate(ops):
         if progress is not None:
-            progress("plans", done, len(own))
-        operators.append(parts.of_operator(op))
-        if op.name in parts.in_step:
-            reshardings.append(parts.of_reshardings(op))
+            progress("plans", n_done, len(ops))
+        operators.append(parts.operator_part(op))
+        if op.name in parts.step_names:
+            reshardings.append(parts.resharding_part(op))
     return parts_value(operators, [part for part in reshardings if part.pool])
 
 
@@ -75,16 +75,16 @@ def _beside_the_steps(frontier: ModelFrontier, configs: Mapping[str, Ints], numb
     They are determined by the configs of the operators whose results they use.
     """
     graph, states = frontier.model.graph, frontier.found.strategies
-    others = [op for op in graph.operators.values() if op.updates is None and op.name not in configs]
-    if not others:
+    ops = [op for op in graph.operators.values() if op.updates is None and op.name not in configs]
+    if not ops:
         return {}
     reads = [op for op in graph.operators.values() if op.name not in configs]
     producers = [graph.producers[tensor.name] for op in reads for _, tensor in op.operands]
-    followed = {op.updates or op.name for op in [*producers, *reads]} & configs.keys()
-    firsts, chosen = _distinct([configs[name] for name in sorted(followed)] or [np.zeros(len(states), np.int32)])
+    leaders = {op.updates or op.name for op in [*producers, *reads]} & configs.keys()
+    firsts, rows = _distinct([configs[name] for name in sorted(leaders)] or [np.zeros(len(states), np.int32)])
     steps = [frontier.built.strategy(states[point]) for point in firsts]
-    completed = [complete_configs(frontier.model, each, frontier.costing) for each in steps]
-    return {op.name: np.array([numbers.of(each.configs[op.name]) for each in completed], np.int32)[chosen] for op in others}
+    strategies = [complete_configs(frontier.model, step, frontier.costing) for step in steps]
+    return {op.name: np.array([numbers.of(step.configs[op.name]) for step in strategies], np.int32)[rows] for op in ops}
 
 
 def _distinct(columns: Sequence[Ints]) -> tuple[Ints, Ints]:
@@ -93,11 +93,11 @@ def _distinct(columns: Sequence[Ints]) -> tuple[Ints, Ints]:
     Returns:
         The first point of each combination that occurs, in ascending order, and for each point the index of its combination.
     """
-    _, first, chosen = np.unique(np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True)
+    _, first, inverse = np.unique(np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True)
     order = np.argsort(first)
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
-    return first[order], rank[chosen.reshape(-1)]
+    return first[order], rank[inverse.reshape(-1)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +129,7 @@ class _PartsBuilder:
         self.graph, self.gradients = frontier.model.graph, frontier.model.backward.gradients
         self.residual_operands = frontier.model.backward.residual_operands
         self.mesh, self.costing, (self.numbered, self._values) = frontier.mesh, frontier.costing, _numbered(frontier)
-        self.in_step = {op.name for op in self.graph.step_operators}
+        self.step_names = {op.name for op in self.graph.step_operators}
         self._position = {name: position for position, name in enumerate(self.graph.operators)}
         self._path_finder = PathFinder(frontier.costing.reshardings.steps)
         self._rules = {op.name: rule_of(op) for op in self.graph.operators.values()}
@@ -153,24 +153,24 @@ class _PartsBuilder:
             self._interfaces[key] = interface_of(self._rule(name), self._config(name, point))
         return self._interfaces[key]
 
-    def of_operator(self, op: Operator) -> StoredPart:
+    def operator_part(self, op: Operator) -> StoredPart:
         """Return the part of an operator's rows: one choice per combination of config and being rematerialized or not."""
-        again = self.numbered.rematerialized.get(op.name)
-        firsts, chosen = _distinct([self.numbered.configs[op.name], *([] if again is None else [again])])
-        pool = tuple(self._planned(op, point).to_json() for point in firsts)
-        return StoredPart(pool, tuple((i,) for i in range(len(pool))), chosen)
+        is_remat = self.numbered.rematerialized.get(op.name)
+        firsts, choice = _distinct([self.numbered.configs[op.name], *([] if is_remat is None else [is_remat])])
+        pool = tuple(self._plan_operator(op, point).to_json() for point in firsts)
+        return StoredPart(pool, tuple((i,) for i in range(len(pool))), choice)
 
-    def _planned(self, op: Operator, point: int) -> PlannedOperator:
+    def _plan_operator(self, op: Operator, point: int) -> PlannedOperator:
         """Return the row of an operator at a point."""
         rule, config, interface = self._rule(op.name), self._config(op.name, point), self._interface(op.name, point)
-        if op.name not in self.in_step:
+        if op.name not in self.step_names:
             return PlannedOperator(op.name, op.type, config, interface.results, 0, 0.0)
         return planned_operator(self.costing, op, rule, config, interface, self._is_rematerialized(op.name, point))
 
     def _is_rematerialized(self, name: str, point: int) -> bool:
         return name in self.numbered.rematerialized and bool(self.numbered.rematerialized[name][point])
 
-    def of_reshardings(self, op: Operator) -> StoredPart:
+    def resharding_part(self, op: Operator) -> StoredPart:
         """Return the part of the reshardings inside an operator and of its results.
 
         It has one choice per set of rows to which a combination of the configs, shared copies, regathered copies and
@@ -189,10 +189,10 @@ class _PartsBuilder:
         choices: dict[tuple[int, ...], int] = {}
         choice_of = np.empty(len(firsts), np.int32)
         for number, point in enumerate(firsts):
-            found = takewhile(lambda entry: entry.tensor in tensors or entry.tensor == op.name,
+            entries = takewhile(lambda entry: entry.tensor in tensors or entry.tensor == op.name,
                               cost_entries(self._view(neighbourhood, names, shared, regathered, point), self.costing))
             choice = []
-            for entry in found:
+            for entry in entries:
                 if entry not in pool:
                     row = self._resharded(entry)
                     pool[entry] = len(rows) if row else -1
@@ -204,17 +204,17 @@ class _PartsBuilder:
 
     def _resharded(self, entry: CostEntry) -> Entry | None:
         """Return the row of a resharding; None if its paths are empty."""
-        planned = entry.planned(self._path_finder)
-        return None if planned is None else planned.to_json()
+        resharding = entry.planned(self._path_finder)
+        return None if resharding is None else resharding.to_json()
 
     def _neighbourhood(self, op: Operator) -> _Neighbourhood:
         """Return the graph of an operator, its consumers, and the variables that these update; the operator comes first."""
         consumers = [consumer for tensor in op.outputs for consumer in self._consumers.get(tensor.name, ())]
         names = {name for consumer in consumers for name in (consumer.name, consumer.updates) if name}
-        members = [op, *(each for each in self._ordered(names) if each is not op)]
-        own = {each.name: each for each in members}
+        members = [op, *(member for member in self._ordered(names) if member is not op)]
+        by_name = {member.name: member for member in members}
         graph = self.graph
-        return _Neighbourhood(own, graph.train_steps, {}, graph.micro_batching, gradients=graph.gradients, around=graph)
+        return _Neighbourhood(by_name, graph.train_steps, {}, graph.micro_batching, gradients=graph.gradients, around=graph)
 
     def _ordered(self, names: Iterable[str]) -> list[Operator]:
         return [self.graph.operators[name] for name in sorted(names, key=self._position.__getitem__)]
@@ -233,6 +233,6 @@ class _PartsBuilder:
         )
         view = StrategyView(neighbourhood, strategy, self.gradients, self.residual_operands)
         # The view would compute these again, but other combinations had them already.
-        known = {name: self._interface(name, point) for name in names}
-        vars(view).update(rules=self._rules, interfaces=known, rematerialized=strategy.rematerialized)
+        interfaces = {name: self._interface(name, point) for name in names}
+        vars(view).update(rules=self._rules, interfaces=interfaces, rematerialized=strategy.rematerialized)
         return view

@@ -30,42 +30,42 @@ def decisions(frontier: ModelFrontier, point: int) -> list[dict[str, Any]]:
     """
     changes = _PointChanges(frontier, point)
     order = sorted(range(len(frontier.built.nodes)), key=changes.time_ns_of, reverse=True)
-    alike: dict[tuple[str, str, int], list[int]] = {}
+    groups: dict[tuple[str, str, int], list[int]] = {}
     for node in order:
         if frontier.built.problem.nodes[node].n_states > 1 and changes.time_ns_of(node):
             op = frontier.built.nodes[node][0].operators[0]
             key = op.type, str(changes.strategy.configs[op.name]), changes.time_ns_of(node)
-            alike.setdefault(key, []).append(node)
-    shown = list(alike.values())[:MOST_DECISIONS]
-    return [{**_decision(frontier, changes, nodes[0]), "alike": len(nodes) - 1} for nodes in shown]
+            groups.setdefault(key, []).append(node)
+    costliest = list(groups.values())[:MOST_DECISIONS]
+    return [{**_decision(frontier, changes, nodes[0]), "alike": len(nodes) - 1} for nodes in costliest]
 
 
 def _decision(frontier: ModelFrontier, changes: _PointChanges, node: int) -> dict[str, Any]:
     group, states = frontier.built.nodes[node]
-    other = changes.cheapest_other(node)
+    alternative = changes.cheapest_other(node)
     op = group.operators[0]
-    told: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "operator": op.name,
         "type": op.type,
-        "fused_with": [each.name for each in group.operators[1:]],
+        "fused_with": [fused.name for fused in group.operators[1:]],
         "source": user_source(op),
         "time_us": changes.time_ns_of(node) / 1e3,
         "config": str(changes.strategy.configs[op.name]),
         "words": _words(op, states, changes.states[node], str(changes.strategy.configs[op.name])),
         "other": None,
     }
-    if other is not None:
-        mem_bytes, time_ns = frontier.built.problem.cost(other)
-        strategy = frontier.built.strategy(other)
+    if alternative is not None:
+        mem_bytes, time_ns = frontier.built.problem.cost(alternative)
+        strategy = frontier.built.strategy(alternative)
         config = strategy.configs[op.name]
-        told["other"] = {
+        entry["other"] = {
             "config": str(config),
-            "words": _words(op, states, other[node], str(config)),
+            "words": _words(op, states, alternative[node], str(config)),
             "is_rematerialized": op.name in strategy.rematerialized,
             "sum_bytes": mem_bytes - changes.cost[0],
             "time_us": (time_ns - changes.cost[1]) / 1e3,
         }
-    return told
+    return entry
 
 
 def user_source(op: Operator) -> str:
@@ -87,8 +87,8 @@ class _Weights:
 
     def of(self, mem_bytes: np.ndarray, time_ns: np.ndarray) -> Floats:
         """Return weighed costs; what isn't allowed is infinite."""
-        weighed: Floats = time_ns + self.ns_per_byte * mem_bytes
-        return np.where((mem_bytes >= INFEASIBLE) | (time_ns >= INFEASIBLE), np.inf, weighed)
+        costs: Floats = time_ns + self.ns_per_byte * mem_bytes
+        return np.where((mem_bytes >= INFEASIBLE) | (time_ns >= INFEASIBLE), np.inf, costs)
 
 
 class _PointChanges:
@@ -107,8 +107,8 @@ class _PointChanges:
 
     def time_ns_of(self, node: int) -> int:
         """Return the time that depends on a node's state."""
-        own = int(self.problem.nodes[node].time_ns[self.states[node]])
-        return own + sum(int(edge.time_ns[self.states[edge.source], self.states[edge.target]]) for edge in self.edges[node])
+        base = int(self.problem.nodes[node].time_ns[self.states[node]])
+        return base + sum(int(edge.time_ns[self.states[edge.source], self.states[edge.target]]) for edge in self.edges[node])
 
     def cheapest_other(self, node: int) -> list[int] | None:
         """Return the states with the cheapest other state of a node; None if no other is allowed."""
@@ -120,20 +120,20 @@ class _PointChanges:
                 copies.setdefault(neighbour, []).append(edge)
             else:
                 costs = costs + self._facing(edge, node)[:, self.states[neighbour]]
-        follows: dict[int, np.ndarray] = {}
-        for copy, between in copies.items():
-            together = self._alone(copy, node)[None, :] + sum(self._facing(edge, node) for edge in between)
-            follows[copy] = together.argmin(axis=1)
-            costs = costs + together.min(axis=1)
+        copy_states: dict[int, np.ndarray] = {}
+        for copy, edges in copies.items():
+            joint_costs = self._alone(copy, node)[None, :] + sum(self._facing(edge, node) for edge in edges)
+            copy_states[copy] = joint_costs.argmin(axis=1)
+            costs = costs + joint_costs.min(axis=1)
         costs[self.states[node]] = np.inf
         for best in map(int, np.argsort(costs, kind="stable")[: int(np.isfinite(costs).sum())]):
-            changed = list(self.states)
-            changed[node] = best
-            for copy, states in follows.items():
-                changed[copy] = int(states[best])
+            states_after = list(self.states)
+            states_after[node] = best
+            for copy, states in copy_states.items():
+                states_after[copy] = int(states[best])
             # Two copies that depend on each other may not be allowed together.
-            if max(self.problem.cost(changed)) < INFEASIBLE:
-                return changed
+            if max(self.problem.cost(states_after)) < INFEASIBLE:
+                return states_after
         return None
 
     def _facing(self, edge: Edge, node: int) -> Floats:
@@ -155,7 +155,7 @@ def _slope(frontier: ModelFrontier, point: int) -> float:
     """Return the nanoseconds that a byte buys between the points beside a point; 0 on a frontier of one point."""
     costs = frontier.costs
     order = np.argsort(costs.mem_bytes, kind="stable")
-    at = int(np.flatnonzero(order == point)[0])
-    low, high = order[max(at - 1, 0)], order[min(at + 1, len(order) - 1)]
+    position = int(np.flatnonzero(order == point)[0])
+    low, high = order[max(position - 1, 0)], order[min(position + 1, len(order) - 1)]
     n_bytes = int(costs.mem_bytes[high]) - int(costs.mem_bytes[low])
     return max(0.0, (int(costs.time_ns[low]) - int(costs.time_ns[high])) / n_bytes) if n_bytes else 0.0

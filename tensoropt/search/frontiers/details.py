@@ -22,8 +22,8 @@ def view_of(frontier: ModelFrontier, point: int) -> dict[str, Any]:
 
 def of_operators(graph: Graph) -> dict[str, Any]:
     """Return the user's lines, and the shapes of results, by operator."""
-    own = [op for op in graph.operators.values() if op.updates is None]
+    ops = [op for op in graph.operators.values() if op.updates is None]
     return {
-        "sources": {op.name: user_source(op) for op in own if user_source(op)},
-        "shapes": {op.name: list(op.result.shape) for op in own if op.outputs},
+        "sources": {op.name: user_source(op) for op in ops if user_source(op)},
+        "shapes": {op.name: list(op.result.shape) for op in ops if op.outputs},
     }

@@ -75,36 +75,36 @@ def find_frontier(
     if request.algorithm in OTHERS:
         check_arguments(request.algorithm, request.micro_batches or 1, objectives, bool(request.force))
         task = BaselineTask(costing, mesh, space, None, progress)
-        return _of_other(model, request, task)
-    of_costs, of_search = (partial(progress, phase) for phase in ("costs", "search")) if progress else (None, None)
+        return _search_other(model, request, task)
+    report_costs, report_search = (partial(progress, phase) for phase in ("costs", "search")) if progress else (None, None)
     is_remat = REMAT not in without and objectives[0] == "memory"
     choices = Choices(REUSE not in without, ZERO not in without)
-    builder = ProblemBuilder(model.graph, model.backward, costing, mesh, space, request.force, of_costs, choices=choices)
-    searching = ProblemSearch(objectives, request.algorithm, of_search, request.budget or BY_DEFAULT)
+    builder = ProblemBuilder(model.graph, model.backward, costing, mesh, space, request.force, report_costs, choices=choices)
+    searching = ProblemSearch(objectives, request.algorithm, report_search, request.budget or BY_DEFAULT)
 
-    def of_all(built: StrategyProblem, found: Frontier, note: str = "") -> ModelFrontier:
-        return ModelFrontier(model, hardware, built, costing, found, phases.seconds, note=note, objectives=objectives)
+    def make_frontier(problem: StrategyProblem, points: Frontier, note: str = "") -> ModelFrontier:
+        return ModelFrontier(model, hardware, problem, costing, points, phases.seconds, note=note, objectives=objectives)
 
     with phases.taking("costs"):
-        plain = problem_of(builder, model, builder.build())
+        base_problem = problem_of(builder, model, builder.build())
     with phases.taking("search"):
-        found = _searched(searching, plain, request.algorithm, not is_remat)
+        points = _searched(searching, base_problem, request.algorithm, not is_remat)
     if not is_remat:
-        return _of_least_peaks(of_all(plain, found), progress)
-    if is_enough is not None and is_enough(of_all(plain, found, NO_REMAT)):
-        return _of_least_peaks(of_all(plain, found, NO_REMAT), progress)
+        return _keep_least_peaks(make_frontier(base_problem, points), progress)
+    if is_enough is not None and is_enough(make_frontier(base_problem, points, NO_REMAT)):
+        return _keep_least_peaks(make_frontier(base_problem, points, NO_REMAT), progress)
     with phases.taking("costs"):
         rematerializing = rematerializing_problem(builder, model)
     if rematerializing is None or rematerializing.transient is None:
-        return _of_least_peaks(of_all(plain, found, NOTHING_OFFERED), progress)
+        return _keep_least_peaks(make_frontier(base_problem, points, NOTHING_OFFERED), progress)
     with phases.taking("search"):
-        found = replace(found, strategies=adopted(rematerializing, plain, found.strategies))
-        del plain, builder  # with them go hundreds of megabytes of a large model's costs
+        points = replace(points, strategies=adopted(rematerializing, base_problem, points.strategies))
+        del base_problem, builder  # with them go hundreds of megabytes of a large model's costs
         try:
-            found = searching.with_rematerialization(found, phases.seconds["search"], rematerializing)
+            points = searching.with_rematerialization(points, phases.seconds["search"], rematerializing)
         except KeyboardInterrupt as error:
-            raise SearchInterrupted(of_all(rematerializing, found, INTERRUPTED).of_least_peaks(None)) from error
-    return _of_least_peaks(of_all(rematerializing, found), progress)
+            raise SearchInterrupted(make_frontier(rematerializing, points, INTERRUPTED).of_least_peaks(None)) from error
+    return _keep_least_peaks(make_frontier(rematerializing, points), progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,18 +116,18 @@ class _Phases:
     @contextlib.contextmanager
     def taking(self, name: str) -> Iterator[None]:
         """Count what is done inside for a phase."""
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start_s
 
 
-def _of_other(model: Model, request: Request, task: BaselineTask) -> ModelFrontier:
+def _search_other(model: Model, request: Request, task: BaselineTask) -> ModelFrontier:
     """Return what one of ``baselines.OTHERS`` finds."""
     algorithm, limit_bytes, budget = request.algorithm, request.limit_bytes, request.budget
     if algorithm in BY_SIMULATION:
         limits = SearchLimits(memory_bytes=limit_bytes) if budget is None else SearchLimits(budget.seconds, limit_bytes)
-        return _of_simulated(model, request.hardware, task, limits, algorithm)
-    return _of_baseline(model, request.hardware, task, algorithm).of_least_peaks(task.progress)
+        return _search_simulated(model, request.hardware, task, limits, algorithm)
+    return _search_baseline(model, request.hardware, task, algorithm).of_least_peaks(task.progress)
 
 
 def _searched(searching: ProblemSearch, problem: StrategyProblem, algorithm: str, is_last: bool) -> Frontier:
@@ -144,11 +144,11 @@ def _searched(searching: ProblemSearch, problem: StrategyProblem, algorithm: str
         raise InputError(str(error)) from error
 
 
-def _of_least_peaks(frontier: ModelFrontier, progress: Progress | None) -> ModelFrontier:
+def _keep_least_peaks(frontier: ModelFrontier, progress: Progress | None) -> ModelFrontier:
     """Return the points of least peaks and times, with the seconds that counting took as phase ``peaks``."""
-    started = time.perf_counter()
+    start_s = time.perf_counter()
     frontier = frontier.of_least_peaks(progress)
-    return replace(frontier, seconds_by_phase={**frontier.seconds_by_phase, "peaks": time.perf_counter() - started})
+    return replace(frontier, seconds_by_phase={**frontier.seconds_by_phase, "peaks": time.perf_counter() - start_s})
 
 
 def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | None = None) -> ModelFrontier:
@@ -160,18 +160,18 @@ def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | 
     """
     if algorithm in BY_SIMULATION:
         task = BaselineTask(frontier.costing, frontier.mesh, frontier.built.space, None, progress)
-        return _of_simulated(frontier.model, frontier.hardware, task, SearchLimits(), algorithm)
+        return _search_simulated(frontier.model, frontier.hardware, task, SearchLimits(), algorithm)
     # Baselines neither regather nor rematerialize, so a problem with these choices is not theirs.
-    built = None if frontier.built.choices or frontier.built.transient is not None else frontier.built
-    task = BaselineTask(frontier.costing, frontier.mesh, frontier.built.space, built, progress)
-    return _of_baseline(frontier.model, frontier.hardware, task, algorithm)
+    problem = None if frontier.built.choices or frontier.built.transient is not None else frontier.built
+    task = BaselineTask(frontier.costing, frontier.mesh, frontier.built.space, problem, progress)
+    return _search_baseline(frontier.model, frontier.hardware, task, algorithm)
 
 
 def find_unsplit(frontier: ModelFrontier) -> ModelFrontier:
     """Return the point of a frontier's model at which nothing is split: every device does the work of one device alone."""
     task = BaselineTask(frontier.costing, frontier.mesh, frontier.built.space)
     configs = {op.name: Config.unsplit(frontier.mesh) for op in task.operators}
-    return _of_answer(frontier.model, frontier.hardware, task, lambda: of_one_strategy(task, configs, "unsplit"))
+    return _run_search(frontier.model, frontier.hardware, task, lambda: of_one_strategy(task, configs, "unsplit"))
 
 
 def rematerializing_problem(builder: ProblemBuilder, model: Model) -> StrategyProblem | None:
@@ -180,48 +180,48 @@ def rematerializing_problem(builder: ProblemBuilder, model: Model) -> StrategyPr
     return None if problem is None else problem_of(builder, model, problem)
 
 
-def problem_of(builder: ProblemBuilder, model: Model, built: StrategyProblem) -> StrategyProblem:
+def problem_of(builder: ProblemBuilder, model: Model, problem: StrategyProblem) -> StrategyProblem:
     """Return a built problem with the configs alone that operators can have both in a micro-batch and at the full batch."""
     n = model.graph.n_micro_batches
     if n == 1:
-        return built
+        return problem
     operators = model.graph.full_batch.step_operators
     rules = {op.name: rule_in_micro_batches(op, n, builder.mesh.n_devices) for op in operators}
-    return built.allowing(lambda op, config: not why_invalid(rules[op.name], config))
+    return problem.allowing(lambda op, config: not why_invalid(rules[op.name], config))
 
 
-def _of_baseline(model: Model, hardware: Hardware, task: BaselineTask, algorithm: str) -> ModelFrontier:
+def _search_baseline(model: Model, hardware: Hardware, task: BaselineTask, algorithm: str) -> ModelFrontier:
     """Return the points that a baseline finds for a task, at the times at which they run."""
-    return _of_answer(model, hardware, task, lambda: search_baseline(task, algorithm))
+    return _run_search(model, hardware, task, lambda: search_baseline(task, algorithm))
 
 
-def _of_answer(model: Model, hardware: Hardware, task: BaselineTask, search: Callable[[], BaselineResult]) -> ModelFrontier:
-    started = time.perf_counter()
+def _run_search(model: Model, hardware: Hardware, task: BaselineTask, search: Callable[[], BaselineResult]) -> ModelFrontier:
+    start_s = time.perf_counter()
     answer = search()
-    phases = {"search": time.perf_counter() - started}
-    built, found = answer.built, answer.found
-    if built.overlap is not None:
+    phases = {"search": time.perf_counter() - start_s}
+    problem, points = answer.built, answer.found
+    if problem.overlap is not None:
         # Baselines choose by the times of Equation (3); the result shows the times with overlap, as the step runs.
-        bound = found.bound and found.bound.lowered(built.overlap.most_ns)
-        found = at_true_times(built.problem, built.overlap, found, bound)
-    return ModelFrontier(model, hardware, built, task.costing, found, phases, note=answer.note)
+        bound = points.bound and points.bound.lowered(problem.overlap.most_ns)
+        points = at_true_times(problem.problem, problem.overlap, points, bound)
+    return ModelFrontier(model, hardware, problem, task.costing, points, phases, note=answer.note)
 
 
-def _of_simulated(
+def _search_simulated(
     model: Model, hardware: Hardware, task: BaselineTask, limits: SearchLimits, algorithm: str
 ) -> ModelFrontier:
     """Return the fastest strategy that a search by simulated times met and whose peak is within the limit, as one point.
 
     Where none is, the one that needs the least memory.
     """
-    started = time.perf_counter()
+    start_s = time.perf_counter()
     task = replace(task, built=task.full_problem())
     progress = None if task.progress is None else partial(task.progress, "search")
-    found = None
+    points = None
     if algorithm == FT_SIMULATED:
-        found = ProblemSearch(MEMORY_TIME, ALGORITHMS[0], progress, Budget()).plain(task.full_problem())
-    answer = monte_carlo.search(task, network_of(hardware, task.mesh), limits, progress, found)
-    phases = {"search": time.perf_counter() - started}
+        points = ProblemSearch(MEMORY_TIME, ALGORITHMS[0], progress, Budget()).plain(task.full_problem())
+    answer = monte_carlo.search(task, network_of(hardware, task.mesh), limits, progress, points)
+    phases = {"search": time.perf_counter() - start_s}
     frontiers = (
         ModelFrontier(
             model,
@@ -235,9 +235,9 @@ def _of_simulated(
         )
         for _, states in answer.candidates
     )
-    tried = []
+    misfits = []
     for frontier in frontiers:
         if limits.memory_bytes is None or frontier.peak(0).n_bytes <= limits.memory_bytes:
             return frontier
-        tried.append(frontier)
-    return min(tried, key=lambda each: each.peak(0).n_bytes)
+        misfits.append(frontier)
+    return min(misfits, key=lambda misfit: misfit.peak(0).n_bytes)

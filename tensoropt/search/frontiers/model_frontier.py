@@ -53,16 +53,16 @@ class Candidates:
     strategies: np.ndarray
 
     @classmethod
-    def of(cls, found: Frontier) -> Candidates:
-        return cls(found.mem_bytes, found.time_ns, found.strategies)
+    def of(cls, frontier: Frontier) -> Candidates:
+        return cls(frontier.mem_bytes, frontier.time_ns, frontier.strategies)
 
-    def take(self, which: np.ndarray) -> Candidates:
+    def take(self, indices: np.ndarray) -> Candidates:
         """Return some of the strategies."""
-        return Candidates(self.mem_bytes[which], self.time_ns[which], self.strategies[which])
+        return Candidates(self.mem_bytes[indices], self.time_ns[indices], self.strategies[indices])
 
-    def with_(self, other: Candidates) -> Candidates:
+    def with_(self, extras: Candidates) -> Candidates:
         """Return the strategies of both."""
-        costs = ((getattr(self, each), getattr(other, each)) for each in ("mem_bytes", "time_ns", "strategies"))
+        costs = ((getattr(self, name), getattr(extras, name)) for name in ("mem_bytes", "time_ns", "strategies"))
         return Candidates(*map(np.concatenate, costs))
 
 
@@ -119,7 +119,7 @@ class ModelFrontier(CostedPoints):
             mesh=self.mesh,
             devices=tuple(range(self.mesh.n_devices)),
             operators=tuple(planned_operators(view, costing)),
-            reshardings=tuple(planned for planned in reshardings if planned is not None),
+            reshardings=tuple(resharding for resharding in reshardings if resharding is not None),
             sum_bytes=int(costs.mem_bytes[point]),
             time_us=int(costs.time_ns[point]) / 1e3,
             compute_time_us=int(costs.compute_ns[point]) / 1e3,
@@ -189,55 +189,55 @@ class ModelFrontier(CostedPoints):
         """Return the bytes of :meth:`peak`, without counting those of other points."""
         return int(self.peaks_of(np.array([point]))[0])
 
-    def of_least_peaks(self, progress: Progress | None = None, others: Candidates | None = None) -> ModelFrontier:
+    def of_least_peaks(self, progress: Progress | None = None, extras: Candidates | None = None) -> ModelFrontier:
         """Return the points of which no other one has both a smaller peak and less time.
 
         These are in one order by memory, by peak and by time. Where memory isn't what was searched, all points stay. Of very
         many points (MOST_COUNTED) those nearest to others are left out.
 
         Args:
-            others: further strategies; those that beat a point in peak and time become points.
+            extras: further strategies; those that beat a point in peak and time become points.
         """
-        own = Candidates.of(self.found)
-        most = max(LEAST_REPLAYED, MOST_OPERATORS_REPLAYED // self.built.n_operators)
+        points = Candidates.of(self.found)
+        max_points = max(LEAST_REPLAYED, MOST_OPERATORS_REPLAYED // self.built.n_operators)
         if self.counts_quickly:
-            most = max(MOST_COUNTED, MOST_OPERATORS_COUNTED // self.built.n_operators)
-        own = own.take(spread(own.mem_bytes, own.time_ns, most))
-        in_passes = isinstance(self.model, StageModel) and self.model.graph.micro_batching is not None
-        if in_passes or self.objectives != MEMORY_TIME:  # the peaks of passes depend on their order
-            found = replace(self.found, mem_bytes=own.mem_bytes, time_ns=own.time_ns, strategies=own.strategies)
-            return replace(self, found=found, searched=self.certified, counter=self._counter, _peaks={}, _simulated={})
-        pool = own if others is None else own.with_(others)
-        counted = self._counter.peaks_of(pool.strategies, progress)
+            max_points = max(MOST_COUNTED, MOST_OPERATORS_COUNTED // self.built.n_operators)
+        points = points.take(spread(points.mem_bytes, points.time_ns, max_points))
+        has_passes = isinstance(self.model, StageModel) and self.model.graph.micro_batching is not None
+        if has_passes or self.objectives != MEMORY_TIME:  # the peaks of passes depend on their order
+            frontier = replace(self.found, mem_bytes=points.mem_bytes, time_ns=points.time_ns, strategies=points.strategies)
+            return replace(self, found=frontier, searched=self.certified, counter=self._counter, _peaks={}, _simulated={})
+        pool = points if extras is None else points.with_(extras)
+        peaks = self._counter.peaks_of(pool.strategies, progress)
         mem, time_ns, strategies = pool.mem_bytes, pool.time_ns, pool.strategies
-        n_own = len(own.mem_bytes)
-        kept = least_peaks(counted[:n_own], mem[:n_own], time_ns[:n_own])
-        better = n_own + _that_beat(counted[n_own:], time_ns[n_own:], counted[kept], time_ns[kept])
-        among = np.concatenate([np.arange(n_own), better])
-        kept = among[least_peaks(counted[among], mem[among], time_ns[among])]
-        found = replace(self.found, mem_bytes=mem[kept], time_ns=time_ns[kept], strategies=strategies[kept])
-        return replace(self, found=found, searched=self.certified, counter=self._counter, _peaks={}, _simulated={})
+        n_own = len(points.mem_bytes)
+        minimal = least_peaks(peaks[:n_own], mem[:n_own], time_ns[:n_own])
+        winners = n_own + _that_beat(peaks[n_own:], time_ns[n_own:], peaks[minimal], time_ns[minimal])
+        finalists = np.concatenate([np.arange(n_own), winners])
+        minimal = finalists[least_peaks(peaks[finalists], mem[finalists], time_ns[finalists])]
+        frontier = replace(self.found, mem_bytes=mem[minimal], time_ns=time_ns[minimal], strategies=strategies[minimal])
+        return replace(self, found=frontier, searched=self.certified, counter=self._counter, _peaks={}, _simulated={})
 
-    def joined(self, others: Iterable[ModelFrontier], progress: Progress | None = None) -> ModelFrontier:
+    def joined(self, baselines: Iterable[ModelFrontier], progress: Progress | None = None) -> ModelFrontier:
         """Return the points of least peaks and times of the frontier and of baselines; see :meth:`of_least_peaks`.
 
         So no baseline beats a point, but by strategies that the frontier's space doesn't have: they stay out, and so do all
         where memory and time aren't what was searched.
         """
-        built, given = self.built, []
-        for each in others if self.objectives == MEMORY_TIME else ():
-            for states in each.found.strategies:
+        problem, states_of_strategies = self.built, []
+        for baseline in baselines if self.objectives == MEMORY_TIME else ():
+            for states in baseline.found.strategies:
                 with contextlib.suppress(ValueError):  # the strategy isn't in the space
-                    given.append(built.states_of(each.built.strategy(states)))
-        costs = np.array([built.problem.cost(states.tolist()) for states in given], np.int64).reshape(-1, 2)
-        possible = (costs < INFEASIBLE).all(axis=1)
-        if not possible.any():
+                    states_of_strategies.append(problem.states_of(baseline.built.strategy(states)))
+        costs = np.array([problem.problem.cost(states.tolist()) for states in states_of_strategies], np.int64).reshape(-1, 2)
+        is_possible = (costs < INFEASIBLE).all(axis=1)
+        if not is_possible.any():
             return self.of_least_peaks(progress)
-        strategies, (mem, time_ns) = np.array(given, np.int32)[possible], costs[possible].T
-        more = Candidates(mem + built.missing_bytes(strategies), time_ns - built.overlap_ns(strategies), strategies)
-        certified = with_more(self.certified, more.mem_bytes, more.time_ns, more.strategies)
-        of_all = replace(self, found=certified, searched=None, counter=self._counter, _peaks={}, _simulated={})
-        return of_all.of_least_peaks(progress, more.with_(Candidates.of(self.found)))
+        strategies, (mem, time_ns) = np.array(states_of_strategies, np.int32)[is_possible], costs[is_possible].T
+        extras = Candidates(mem + problem.missing_bytes(strategies), time_ns - problem.overlap_ns(strategies), strategies)
+        certified = with_more(self.certified, extras.mem_bytes, extras.time_ns, extras.strategies)
+        joint = replace(self, found=certified, searched=None, counter=self._counter, _peaks={}, _simulated={})
+        return joint.of_least_peaks(progress, extras.with_(Candidates.of(self.found)))
 
     @cached_property
     def _simulator(self) -> tuple[Network, StepActions]:
@@ -267,43 +267,43 @@ class ModelFrontier(CostedPoints):
     @property
     def told(self) -> str:
         """The search in words: its size and its exactness."""
-        problem, found = self.built.problem, self.certified
+        problem, certified = self.built.problem, self.certified
         n_points = counted(len(self.found), "point")
         n_points += "" if self.objectives == MEMORY_TIME else f" of {' and '.join(self.objectives)}"
-        kinds = ", ".join(f"{count} {kind}" for kind, count in found.eliminations.items() if count)
+        kinds = ", ".join(f"{count} {kind}" for kind, count in certified.eliminations.items() if count)
         slices = f", {self.model.graph.n_micro_batches} micro-batches" if self.model.graph.n_micro_batches > 1 else ""
         return (
             f"{n_points} on {counted(self.mesh.n_devices, 'device')} {self.mesh}{slices}: "
             f"{counted(self.built.n_operators, 'operator')} in {counted(len(self.built.nodes), 'node')}, "
             f"{counted(self.built.n_configs, 'config')}, {counted(len(problem.edges), 'edge')}; "
-            f"eliminations: {kinds or 'none'}; {found.certificate}; space {self.built.space}"
+            f"eliminations: {kinds or 'none'}; {certified.certificate}; space {self.built.space}"
         )
 
 
-def spread(mem: np.ndarray, time_ns: np.ndarray, most: int) -> np.ndarray:
-    """Return the indices of at most ``most`` points of a frontier, both ends among them; all if there aren't more.
+def spread(mem: np.ndarray, time_ns: np.ndarray, limit: int) -> np.ndarray:
+    """Return the indices of at most ``limit`` points of a frontier, both ends among them; all if there aren't more.
 
     Points are by ascending memory and descending time. Along the frontier, by factors of memory or of time, whichever is
     larger, one point of each part of equal length stays; the parts are as short as the number of points allows.
     """
-    if len(mem) <= most:
+    if len(mem) <= limit:
         return np.arange(len(mem))
     steps = np.maximum(np.diff(np.log(np.maximum(mem, 1))), -np.diff(np.log(np.maximum(time_ns, 1))))
-    along = np.concatenate([[0.0], np.cumsum(steps)]) / max(float(steps.sum()), 1e-300)
+    position = np.concatenate([[0.0], np.cumsum(steps)]) / max(float(steps.sum()), 1e-300)
 
     def firsts(n_parts: int) -> np.ndarray:
-        return np.union1d(np.flatnonzero(np.diff(np.floor(along * n_parts), prepend=-1.0)), [len(mem) - 1])
+        return np.union1d(np.flatnonzero(np.diff(np.floor(position * n_parts), prepend=-1.0)), [len(mem) - 1])
 
     low, high = 1, 1 << 40
     while low + 1 < high:
         middle = (low + high) // 2
-        low, high = (middle, high) if len(firsts(middle)) <= most else (low, middle)
+        low, high = (middle, high) if len(firsts(middle)) <= limit else (low, middle)
     return firsts(low)
 
 
-def _that_beat(peaks: np.ndarray, time_ns: np.ndarray, of_peaks: np.ndarray, of_times: np.ndarray) -> np.ndarray:
+def _that_beat(peaks: np.ndarray, time_ns: np.ndarray, peaks_beaten: np.ndarray, times_beaten: np.ndarray) -> np.ndarray:
     """Return the indices of the strategies that beat at least one of some points in peak and time."""
-    peak, time = peaks[:, None] - of_peaks, time_ns[:, None] - of_times
+    peak, time = peaks[:, None] - peaks_beaten, time_ns[:, None] - times_beaten
     return np.flatnonzero(((peak <= 0) & (time <= 0) & (peak + time < 0)).any(axis=1))
 
 
@@ -313,25 +313,25 @@ def least_peaks(peaks: np.ndarray, mem: np.ndarray, time_ns: np.ndarray) -> np.n
     A strategy of more memory may have a smaller peak, so that not all of these need be in one order. Then as few as
     possible are left out: not the fastest, and the one of the smallest peak only if it has more memory than the fastest.
     """
-    kept = reduce_unsorted(peaks, time_ns)
-    below = kept[mem[kept] < mem[kept[-1]]]
-    smallest = below[below == kept[0]]
-    between = below[mem[below] > mem[smallest].max(initial=-1)]
-    return np.concatenate([smallest, between[longest_ascending(mem[between].tolist())], kept[-1:]])
+    minimal = reduce_unsorted(peaks, time_ns)
+    smaller = minimal[mem[minimal] < mem[minimal[-1]]]
+    smallest = smaller[smaller == minimal[0]]
+    middle = smaller[mem[smaller] > mem[smallest].max(initial=-1)]
+    return np.concatenate([smallest, middle[longest_ascending(mem[middle].tolist())], minimal[-1:]])
 
 
 def longest_ascending(values: Sequence[int]) -> list[int]:
     """Return the indices of a longest strictly ascending subsequence, ascending."""
-    least: list[int] = []  # of subsequences of each length, the least last value
+    last_values: list[int] = []  # of subsequences of each length, the least last value
     last: list[int] = []  # and its index
-    before: list[int] = []
+    predecessors: list[int] = []
     for i, value in enumerate(values):
-        length = bisect_left(least, value)
-        before.append(last[length - 1] if length else -1)
-        least[length : length + 1] = [value]
+        length = bisect_left(last_values, value)
+        predecessors.append(last[length - 1] if length else -1)
+        last_values[length : length + 1] = [value]
         last[length : length + 1] = [i]
-    found, i = [], last[-1] if last else -1
+    indices, i = [], last[-1] if last else -1
     while i >= 0:
-        found.append(i)
-        i = before[i]
-    return found[::-1]
+        indices.append(i)
+        i = predecessors[i]
+    return indices[::-1]

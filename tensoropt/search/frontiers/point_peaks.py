@@ -62,25 +62,25 @@ class PeakCounter(ByArguments):
 
     def view(self, states: np.ndarray) -> StrategyView:
         """Return the strategy that one state for each node means, on its graph."""
-        strategy, known, rules = self.built.strategy(states.tolist()), self._interfaces, self._rules
+        strategy, cache, rules = self.built.strategy(states.tolist()), self._interfaces, self._rules
         view, kinds = self.model.view(strategy), self._kinds
         interfaces = {}
         for name, config in strategy.configs.items():
             key = kinds[name], id(config)
-            if key not in known:
-                known[key] = interface_of(rules[name], config)
-            interfaces[name] = known[key]
+            if key not in cache:
+                cache[key] = interface_of(rules[name], config)
+            interfaces[name] = cache[key]
         rematerialized = frozenset(name for name in strategy.rematerialized if self._is_rematerializable(view, name))
         vars(view).update(rules=rules, interfaces=interfaces, rematerialized=rematerialized)
         return view
 
     def _is_rematerializable(self, view: StrategyView, name: str) -> bool:
-        config, known = view.strategy.configs[name], self._rematerializable
+        config, cache = view.strategy.configs[name], self._rematerializable
         key = name, id(config)
-        if key not in known:
+        if key not in cache:
             op = view.graph.operators[name]
-            known[key] = is_rematerializable(view.graph, op, self._rules[name], config, view.gradients)
-        return known[key]
+            cache[key] = is_rematerializable(view.graph, op, self._rules[name], config, view.gradients)
+        return cache[key]
 
     def passes_of(self, states: np.ndarray, ends: StageEnds) -> PassMemory:
         """Return the memory of a stage's passes under strategies.
@@ -89,22 +89,22 @@ class PeakCounter(ByArguments):
             states: int32[P, nodes].
         """
         numbers = {name: number for number, name in enumerate(self.model.graph.tensors)}
-        exchanged = (frozenset(map(numbers.get, names)) for names in (ends.received, ends.returned))
-        known = self.known_passes.setdefault((*exchanged, ends.divides), {})  # stages that are alike have other names
+        key = (frozenset(map(numbers.get, names)) for names in (ends.received, ends.returned))
+        cache = self.known_passes.setdefault((*key, ends.divides), {})  # stages that are alike have other names
         keys = [row.tobytes() for row in states]
-        new = [i for i, key in enumerate(keys) if key not in known]
-        for first in range(0, len(new), AT_ONCE):
-            part = new[first : first + AT_ONCE]
-            memory = self._counted_passes(states[part], ends)
-            known.update((keys[i], memory.take([at])) for at, i in enumerate(part))
-        return PassMemory.joined([known[key] for key in keys])
+        missing = [i for i, key in enumerate(keys) if key not in cache]
+        for first in range(0, len(missing), AT_ONCE):
+            part = missing[first : first + AT_ONCE]
+            memory = self._count_passes(states[part], ends)
+            cache.update((keys[i], memory.take([row])) for row, i in enumerate(part))
+        return PassMemory.joined([cache[key] for key in keys])
 
-    def _counted_passes(self, states: np.ndarray, ends: StageEnds) -> PassMemory:
+    def _count_passes(self, states: np.ndarray, ends: StageEnds) -> PassMemory:
         peaks, n_replayed = self.peaks, min(self.model.graph.n_micro_batches, MOST_MICRO_BATCHES)
         if peaks.is_quick and len(states) * self.built.n_operators * n_replayed > WORTH_LOADING:
             return peaks.passes_of_columns(self._columns(states), self._views(states), ends)
         views = map(self.view, states)
-        return PassMemory.joined([pass_memory(each, peaks.costing, peaks.path_finder, ends) for each in views])
+        return PassMemory.joined([pass_memory(view, peaks.costing, peaks.path_finder, ends) for view in views])
 
     def peaks_of(self, states: np.ndarray, progress: Progress | None = None) -> np.ndarray:
         """Return the peaks of strategies, int64[P].
@@ -114,27 +114,27 @@ class PeakCounter(ByArguments):
             progress: called with ("peaks", done, total) now and then.
         """
         keys = [row.tobytes() for row in states]
-        new = [i for i, key in enumerate(keys) if key not in self.known]
-        counted = self._counted(states[new], progress)
-        self.known.update((keys[i], n_bytes) for i, n_bytes in zip(new, counted.tolist(), strict=True))
+        missing = [i for i, key in enumerate(keys) if key not in self.known]
+        peaks = self._count_peaks(states[missing], progress)
+        self.known.update((keys[i], n_bytes) for i, n_bytes in zip(missing, peaks.tolist(), strict=True))
         return np.array([self.known[key] for key in keys], np.int64)
 
-    def _counted(self, states: np.ndarray, progress: Progress | None) -> np.ndarray:
+    def _count_peaks(self, states: np.ndarray, progress: Progress | None) -> np.ndarray:
         """Return the peaks of strategies that weren't counted before."""
         n, peaks = len(states), self.peaks
         n_operators = n * self.built.n_operators
         if peaks.is_quick and n_operators > WORTH_LOADING:
-            found = [np.empty(0, np.int64)]
+            peaks_of_parts = [np.empty(0, np.int64)]
             for first in range(0, n, AT_ONCE):
                 _report(progress, first, n)
                 part = states[first : first + AT_ONCE]
-                found.append(peaks.of_columns(self._columns(part), self._views(part)))
-            return np.concatenate(found)
-        replayed = np.empty(n, np.int64)
+                peaks_of_parts.append(peaks.of_columns(self._columns(part), self._views(part)))
+            return np.concatenate(peaks_of_parts)
+        peaks_bytes = np.empty(n, np.int64)
         for i in range(n):
             _report(progress, i, n)
-            replayed[i] = peak_of(self.view(states[i]), peaks.costing, peaks.path_finder).n_bytes
-        return replayed
+            peaks_bytes[i] = peak_of(self.view(states[i]), peaks.costing, peaks.path_finder).n_bytes
+        return peaks_bytes
 
     def _columns(self, states: np.ndarray) -> Columns:
         rows = self.peaks.rows
@@ -144,44 +144,44 @@ class PeakCounter(ByArguments):
         return lambda i: self.view(states[i])
 
 
-def _report(progress: Progress | None, done: int, total: int) -> None:
+def _report(progress: Progress | None, n_done: int, total: int) -> None:
     if progress is not None:
-        progress("peaks", done, total)
+        progress("peaks", n_done, total)
 
 
 def columns_of(
-    built: StrategyProblem,
+    problem: StrategyProblem,
     states: np.ndarray,
     config_number: Callable[[Config], int],
     sharding_number: Callable[[OperandSharding], int],
 ) -> Columns:
     """Return strategies, int32[P, nodes], as columns of numbers."""
     configs, rematerialized = {}, {}
-    by_node = np.asfortranarray(states)
-    known: dict[tuple[int, ...], np.ndarray] = {}  # by the identities of what equal layers share
+    columns = np.asfortranarray(states)
+    cache: dict[tuple[int, ...], np.ndarray] = {}  # by the identities of what equal layers share
 
-    def of_configs(of_op: Sequence[Config], index: np.ndarray) -> np.ndarray:
+    def number_configs(op_configs: Sequence[Config], index: np.ndarray) -> np.ndarray:
         """Return the number of an operator's config in each state of its node."""
-        key = id(of_op), id(index)
-        if key not in known:
-            known[key] = np.array([config_number(config) for config in of_op], np.int32)[index]
-        return known[key]
+        key = id(op_configs), id(index)
+        if key not in cache:
+            cache[key] = np.array([config_number(config) for config in op_configs], np.int32)[index]
+        return cache[key]
 
-    def of_shardings(shardings: Sequence[OperandSharding]) -> np.ndarray:
+    def number_shardings(shardings: Sequence[OperandSharding]) -> np.ndarray:
         """Return the number of a shared copy's operand sharding in each state of its node."""
         key = (id(shardings),)
-        if key not in known:
-            known[key] = np.array([sharding_number(each) for each in shardings], np.int32)
-        return known[key]
+        if key not in cache:
+            cache[key] = np.array([sharding_number(sharding) for sharding in shardings], np.int32)
+        return cache[key]
 
-    for i, (node, of_node) in enumerate(built.nodes):
-        column = by_node[:, i]
-        for op, of_op, index in zip(node.operators, of_node.configs, of_node.index, strict=True):
-            configs[op.name] = of_configs(of_op, index)[column]
-        for k in of_node.rematerialized:
-            rematerialized[node.operators[k].name] = of_node.rematerializes[column].astype(np.int32)
-    shared = {copy.tensor.name: of_shardings(copy.shardings)[by_node[:, copy.node]] for copy in built.shared}
+    for i, (node, node_states) in enumerate(problem.nodes):
+        column = columns[:, i]
+        for op, op_configs, index in zip(node.operators, node_states.configs, node_states.index, strict=True):
+            configs[op.name] = number_configs(op_configs, index)[column]
+        for k in node_states.rematerialized:
+            rematerialized[node.operators[k].name] = node_states.rematerializes[column].astype(np.int32)
+    shared = {copy.tensor.name: number_shardings(copy.shardings)[columns[:, copy.node]] for copy in problem.shared}
     regathered = {
-        choice.copy: np.asarray(choice.is_regathered)[by_node[:, choice.node]].astype(np.int32) for choice in built.choices
+        choice.copy: np.asarray(choice.is_regathered)[columns[:, choice.node]].astype(np.int32) for choice in problem.choices
     }
     return Columns(len(states), configs, shared, regathered, rematerialized)

@@ -50,8 +50,8 @@ def timeline_view(timeline: StepTimeline) -> dict[str, Any]:
         start_ns = min(timeline.times[number].start_ns for number in numbers)
         end_ns = max(timeline.times[number].end_ns for number in numbers)
         (classes,) = (work.classes for work in timeline.network.works(action) if work.classes[0] == task.key.first)
-        for one in classes:
-            add(one, NETWORK_LANE, start_ns, end_ns, task, action.kind)
+        for device_class in classes:
+            add(device_class, NETWORK_LANE, start_ns, end_ns, task, action.kind)
     return {
         "makespan_ns": timeline.makespan_ns,
         "devices": [list(ranks) for ranks in timeline.network.classes],
@@ -63,24 +63,24 @@ def timeline_view(timeline: StepTimeline) -> dict[str, Any]:
 
 def joined_rows(rows: list[list[int]]) -> list[list[int]]:
     """Return rows in order, with those joined that follow each other without a gap and do the same for one operator."""
-    found: list[list[int]] = []
+    merged_rows: list[list[int]] = []
     for row in rows:
-        last = found[-1] if found else None
+        last = merged_rows[-1] if merged_rows else None
         if last and last[:2] == row[:2] and last[4:] == row[4:] and last[2] + last[3] == row[2]:
             last[3] += row[3]
         else:
-            found.append(row)
-    return found
+            merged_rows.append(row)
+    return merged_rows
 
 
 def tasks_text(rows: list[list[int]]) -> str:
     """Return the rows of tasks as text."""
-    before = 0
-    said = []
-    for device, lane, start_ns, *rest in rows:
-        said.append(",".join(map(str, (device, lane, start_ns - before, *rest))))
-        before = start_ns
-    return ";".join(said)
+    last_ns = 0
+    texts = []
+    for device, lane, start_ns, *numbers in rows:
+        texts.append(",".join(map(str, (device, lane, start_ns - last_ns, *numbers))))
+        last_ns = start_ns
+    return ";".join(texts)
 
 
 def memory_view(program: list[Instruction]) -> tuple[dict[str, Any], Peak]:
@@ -96,19 +96,19 @@ def memory_view(program: list[Instruction]) -> tuple[dict[str, Any], Peak]:
         alive_at.append(+(alive + Counter({SCRATCH: scratch})))
 
     peak = peak_of_program(program, observe)
-    totals = [each.total() for each in alive_at]
+    totals = [alive.total() for alive in alive_at]
     n_stretches = min(MOST_INSTANTS, len(totals))
     edges = [i * len(totals) // n_stretches for i in range(n_stretches + 1)] if totals else []
     instants = [max(range(first, last), key=totals.__getitem__) for first, last in itertools.pairwise(edges)]
     uses = [use for use, _ in peak.by_use.most_common()]
-    uses += sorted({use for at in instants for use in alive_at[at]} - set(uses))
-    told = {
+    uses += sorted({use for instant in instants for use in alive_at[instant]} - set(uses))
+    view = {
         **peak.to_json(),
         "instants": instants,
-        "runs": [made_text(program[at]) for at in instants],
-        "by_use": {use: [alive_at[at][use] for at in instants] for use in uses},
+        "runs": [made_text(program[instant]) for instant in instants],
+        "by_use": {use: [alive_at[instant][use] for instant in instants] for use in uses},
     }
-    return told, peak
+    return view, peak
 
 
 def step_view(frontier: ModelFrontier, point: int) -> dict[str, Any]:

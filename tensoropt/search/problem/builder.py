@@ -78,9 +78,9 @@ class ProblemBuilder:
         if not segments.nodes:
             return None
         rematerializing = list(nodes)
-        for i, each in segments.nodes.items():
+        for i, segment_node in segments.nodes.items():
             node, states = nodes[i]
-            rematerializing[i] = node, self._evaluation.rematerializing(node, states, each.indices)
+            rematerializing[i] = node, self._evaluation.rematerializing(node, states, segment_node.indices)
         return self._connected(rematerializing, segments)
 
     def _connected(self, nodes: list[tuple[FusionGroup, States]], segments: Segments) -> StrategyProblem:
@@ -110,30 +110,30 @@ class ProblemBuilder:
         arrays = ReshardingArrays(self.costing.reshardings, self.graph, self.choices.zero)
         self._steps = Steps(self.graph, self.backward, self.costing, self.mesh, self.rules, arrays)
         operators = self.graph.step_operators
-        forced = frozenset(op.name for op in operators if op.name in self.force)
-        found = []
-        groups = nodes_of(self.space, self.graph, self.rules, consumers_of(self.graph), forced)
-        for done, node in enumerate(groups):
-            self.tell(done, 2 * len(groups))
+        names = frozenset(op.name for op in operators if op.name in self.force)
+        nodes = []
+        groups = nodes_of(self.space, self.graph, self.rules, consumers_of(self.graph), names)
+        for n_done, node in enumerate(groups):
+            self.tell(n_done, 2 * len(groups))
             if self.states is not None:
-                given = self.states(node)
-                found.append((node, evaluation.states(node, partial(tuple, given), given)))
+                states = self.states(node)
+                nodes.append((node, evaluation.states(node, partial(tuple, states), states)))
                 continue
             degrees = tuple(sorted(self.force.get(node.operators[0].name, {}).items()))
-            found.append((node, evaluation.states(node, self._assignments(node), degrees)))
-        return found
+            nodes.append((node, evaluation.states(node, self._assignments(node), degrees)))
+        return nodes
 
-    def tell(self, done: int, total: int) -> None:
+    def tell(self, n_done: int, total: int) -> None:
         if self.progress is not None:
-            self.progress(done, total)
+            self.progress(n_done, total)
 
     def _assignments(self, node: FusionGroup) -> Callable[[], Assignments]:
         op = node.operators[0]
-        forced = self.force.get(op.name)
+        degrees = self.force.get(op.name)
 
         def found() -> Assignments:
-            states = states_of(self.space, node, self.rules, self.mesh, forced)
-            if forced is None:
+            states = states_of(self.space, node, self.rules, self.mesh, degrees)
+            if degrees is None:
                 return states
             configs = tuple(config for config, in states)
             return tuple((config,) for config in allowed(self.force, op, self.rules[op.name], self.mesh, configs))

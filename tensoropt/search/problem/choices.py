@@ -42,8 +42,8 @@ def checked_choices(names: object) -> frozenset[str]:
     """
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise InputError(f"without= takes a list of choices, such as ['{REUSE}'], got {short(names)}")
-    given = tuple(names)
-    for name in given:
+    choices = tuple(names)
+    for name in choices:
         if name not in CHOICES:
             raise InputError(f"unknown choice {short(name)}; a search can do without {', '.join(map(repr, CHOICES))}")
-    return frozenset(given)
+    return frozenset(choices)

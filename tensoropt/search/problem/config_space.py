@@ -53,58 +53,58 @@ def described(space: str) -> str:
 
 
 def nodes_of(
-    space: str, graph: Graph, rules: Mapping[str, Rule], consumers: Mapping[str, list[Consumer]], apart: frozenset[str]
+    space: str, graph: Graph, rules: Mapping[str, Rule], consumers: Mapping[str, list[Consumer]], own_nodes: frozenset[str]
 ) -> tuple[FusionGroup, ...]:
-    """Return the nodes of a space; operators named in ``apart`` are always nodes of their own."""
+    """Return the nodes of a space; operators named in ``own_nodes`` are always nodes of their own."""
     if space == COMPACT:
-        return fusion_groups(graph, rules, consumers, apart)
+        return fusion_groups(graph, rules, consumers, own_nodes)
     alone = [op for op in graph.step_operators if op.updates is None]
     return tuple(FusionGroup((op,), tuple(((0, name),) for name in rules[op.name].extents)) for op in alone)
 
 
 def states_of(
-    space: str, node: FusionGroup, rules: Mapping[str, Rule], mesh: Mesh, forced: Mapping[str, int] | None = None
+    space: str, node: FusionGroup, rules: Mapping[str, Rule], mesh: Mesh, degrees: Mapping[str, int] | None = None
 ) -> Assignments:
     """Return the configs of the node's operators in each of its states.
 
     Args:
-        forced: degrees of factors for which to return all configs, as in the full space; the node must have one operator.
+        degrees: degrees of factors for which to return all configs, as in the full space; the node must have one operator.
     """
-    everything = space == FULL or forced is not None
-    of = [rules[op.name] for op in node.operators]
+    is_full = space == FULL or degrees is not None
+    rules_of = [rules[op.name] for op in node.operators]
     names = [
-        tuple(dict(reversed(members)).get(i, NONE) for i in range(len(of)))
+        tuple(dict(reversed(members)).get(i, NONE) for i in range(len(rules_of)))
         for members in node.factors
-        if any(name in of[i].splittable for i, name in members)
-        and (everything or not any(name in _later_halos(of[i]) for i, name in members))
+        if any(name in rules_of[i].splittable for i, name in members)
+        and (is_full or not any(name in _later_halos(rules_of[i]) for i, name in members))
     ]
-    if everything:
-        assert len(of) == 1
-        names += [(f"+{group}",) for group in range(len(of[0].linear))]
-        assignments = _of_degrees([(NONE,), *names], mesh.sizes, forced or {})
+    if is_full:
+        assert len(rules_of) == 1
+        names += [(f"+{group}",) for group in range(len(rules_of[0].linear))]
+        assignments = _assign_degrees([(NONE,), *names], mesh.sizes, degrees or {})
     else:
-        assignments = _runs([(NONE,) * len(of), *names], mesh)
-    splittable = [{NONE, *rule.splittable, *(f"+{group}" for group in range(len(rule.linear)))} for rule in of]
-    known: list[dict[tuple[str, ...], Config | None]] = [{} for _ in of]  # None where no search considers it
-    found: dict[tuple[tuple[str, ...], ...], tuple[Config, ...]] = {}
+        assignments = _runs([(NONE,) * len(rules_of), *names], mesh)
+    splittable = [{NONE, *rule.splittable, *(f"+{group}" for group in range(len(rule.linear)))} for rule in rules_of]
+    caches: list[dict[tuple[str, ...], Config | None]] = [{} for _ in rules_of]  # None where no search considers it
+    states: dict[tuple[tuple[str, ...], ...], tuple[Config, ...]] = {}
     for assignment in dict.fromkeys(assignments):
         state, configs = [], []
-        for i, rule in enumerate(of):
-            given = tuple([each[i] if each[i] in splittable[i] else NONE for each in assignment])
-            if given not in known[i]:
-                config = Config(mesh, given)
-                known[i][given] = None if why_unsearched(rule, config) else config
-            possible = known[i][given]
-            if possible is None:
+        for i, rule in enumerate(rules_of):
+            factors = tuple([labels[i] if labels[i] in splittable[i] else NONE for labels in assignment])
+            if factors not in caches[i]:
+                config = Config(mesh, factors)
+                caches[i][factors] = None if why_unsearched(rule, config) else config
+            config_of_rule = caches[i][factors]
+            if config_of_rule is None:
                 break
-            state.append(given)
-            configs.append(possible)
+            state.append(factors)
+            configs.append(config_of_rule)
         else:
-            found.setdefault(tuple(state), tuple(configs))
-    return tuple(found.values())
+            states.setdefault(tuple(state), tuple(configs))
+    return tuple(states.values())
 
 
-def _of_degrees(
+def _assign_degrees(
     names: list[tuple[str, ...]], sizes: tuple[int, ...], degrees: Mapping[str, int]
 ) -> Iterator[tuple[tuple[str, ...], ...]]:
     """Yield the assignments of axes to names that give some of them these degrees, without looking at all others."""
@@ -117,8 +117,8 @@ def _of_degrees(
     for name in names:
         degree = degrees.get(name[0], sizes[0])
         if degree % sizes[0] == 0:
-            left = {**degrees, name[0]: degree // sizes[0]} if name[0] in degrees else degrees
-            yield from ((name, *rest) for rest in _of_degrees(names, sizes[1:], left))
+            degrees_left = {**degrees, name[0]: degree // sizes[0]} if name[0] in degrees else degrees
+            yield from ((name, *tail) for tail in _assign_degrees(names, sizes[1:], degrees_left))
 
 
 def _later_halos(rule: Rule) -> list[str]:
@@ -135,25 +135,25 @@ def _runs(names: list[tuple[str, ...]], mesh: Mesh) -> Iterator[tuple[tuple[str,
 
     The first name stands for no factor; it may have any number of units anywhere.
     """
-    none = names[0]
+    no_factor = names[0]
 
-    def extend(before: tuple[tuple[str, ...], ...], n_units: int) -> Iterator[tuple[tuple[str, ...], ...]]:
-        if len(before) == n_units:
-            yield before
+    def extend(prefix: tuple[tuple[str, ...], ...], n_units: int) -> Iterator[tuple[tuple[str, ...], ...]]:
+        if len(prefix) == n_units:
+            yield prefix
             return
-        used = set(before) - {none}
+        factors = set(prefix) - {no_factor}
         for name in names:
-            starts = name != none and name not in used
-            if starts and len(used) == MOST_FACTORS:
+            is_start = name != no_factor and name not in factors
+            if is_start and len(factors) == MOST_FACTORS:
                 continue
-            if name == none or starts or before[-1] == name:
-                yield from extend((*before, name), n_units)
+            if name == no_factor or is_start or prefix[-1] == name:
+                yield from extend((*prefix, name), n_units)
 
     for order in unit_orders(mesh):
         for assignment in extend((), len(order)):
-            given = dict(zip(order, assignment, strict=True))
-            of_axis = {axis: name for unit, name in given.items() for axis in unit}
-            yield tuple(of_axis[axis] for axis in mesh.axes)
+            name_of_unit = dict(zip(order, assignment, strict=True))
+            name_of_axis = {axis: name for unit, name in name_of_unit.items() for axis in unit}
+            yield tuple(name_of_axis[axis] for axis in mesh.axes)
 
 
 def unit_orders(mesh: Mesh) -> list[tuple[Axes, ...]]:

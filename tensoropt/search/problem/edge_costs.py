@@ -122,8 +122,8 @@ class End:
     def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the distinct pairs (operand sharding, residual policy), as two arrays of indices, and each state's pair."""
         choice, n_values = self.choice, len(self.choice.values)
-        found, index = np.unique(self.policy.astype(np.int64) * n_values + choice.index, return_inverse=True)
-        return found % n_values, found // n_values, index.reshape(-1)
+        codes, index = np.unique(self.policy.astype(np.int64) * n_values + choice.index, return_inverse=True)
+        return codes % n_values, codes // n_values, index.reshape(-1)
 
     @cached_property
     def pairs_by_policy(self) -> list[tuple[int, slice]]:
@@ -179,8 +179,8 @@ class ReshardingArrays:
             if key not in self._expected:
                 self._expected.add(key)
                 layouts, unreduced = choice.values.layouts, choice.values.unreduced
-                returning = unreduced != NO_GRADIENT
-                backward = self.reshardings.numbers.with_partial(layouts[returning], unreduced[returning])
+                is_returning = unreduced != NO_GRADIENT
+                backward = self.reshardings.numbers.with_partial(layouts[is_returning], unreduced[is_returning])
                 self.reshardings.expect(tensor.shape, tensor.item_bytes, np.concatenate([layouts, backward]))
 
     def is_overlappable(self, tensor: Tensor) -> bool:
@@ -217,8 +217,8 @@ class ReshardingArrays:
 
     def _kind(self, tensor: Tensor, is_shared: bool) -> tuple[bool | int, ...]:
         """Return what else the costs depend on: equal for two tensors of one shape means equal costs."""
-        in_micro_batches = self.graph.n_runs(tensor.name), self.graph.accumulates(tensor.name)
-        return self.is_overlappable(tensor), self._stays(tensor), self._is_variable(tensor, is_shared), *in_micro_batches
+        runs = self.graph.n_runs(tensor.name), self.graph.accumulates(tensor.name)
+        return self.is_overlappable(tensor), self._stays(tensor), self._is_variable(tensor, is_shared), *runs
 
     def _is_variable(self, tensor: Tensor, is_shared: bool) -> bool:
         """Return whether the source is a variable's own value, not a shared copy of it."""
@@ -232,8 +232,8 @@ class ReshardingArrays:
         """Return the costs of a resharding whose ends are one node, by its states: int64[K] each."""
         key = self._key(tensor, source, target, table)
         if key not in self._along:
-            of_pairs = source.pairs[2], target.pairs[2]
-            self._along[key] = self._by_pair(tensor, source, target, table).at(*of_pairs)
+            indices = source.pairs[2], target.pairs[2]
+            self._along[key] = self._pair_costs(tensor, source, target, table).at(*indices)
         return self._along[key]
 
     def by_state(self, tensor: Tensor, source: End, target: End, table: Table) -> EdgeCosts:
@@ -241,41 +241,41 @@ class ReshardingArrays:
         key = self._key(tensor, source, target, table)
         if key not in self._expanded:
             pairs = np.ix_(source.pairs[2], target.pairs[2])
-            self._expanded[key] = self._by_pair(tensor, source, target, table).at(*pairs)
+            self._expanded[key] = self._pair_costs(tensor, source, target, table).at(*pairs)
         return self._expanded[key]
 
-    def _by_pair(self, tensor: Tensor, source: End, target: End, table: Table) -> EdgeCosts:
+    def _pair_costs(self, tensor: Tensor, source: End, target: End, table: Table) -> EdgeCosts:
         """Return the costs between the distinct pairs (operand sharding, residual policy) of both ends."""
-        (produced, _, _), (wanted, _, _) = source.pairs, target.pairs
-        mem, time_ns = np.empty((2, len(produced), len(wanted)), np.int64)
-        transient, held = np.zeros((2, *mem.shape), np.int64)
+        (source_pairs, _, _), (target_pairs, _, _) = source.pairs, target.pairs
+        mem, time_ns = np.empty((2, len(source_pairs), len(target_pairs)), np.int64)
+        transient, held_bytes = np.zeros((2, *mem.shape), np.int64)
         for policy, rows in source.pairs_by_policy:
-            for taken, columns in target.pairs_by_policy:
-                part, indices = (rows, columns), np.ix_(produced[rows], wanted[columns])
-                of_part = self._matrix(tensor, source, target, table[policy][taken])
-                mem[part], time_ns[part] = of_part[0][indices], of_part[1][indices]
-                if policy == REMATERIALIZED and taken != PASSED:
-                    saved = self._matrix(tensor, source, target, table[SAVED][taken])[0][indices]
-                    allowed = (mem[part] < INFEASIBLE) & (saved < INFEASIBLE)
-                    transient[part] = np.where(allowed, np.maximum(saved - mem[part], 0), 0)
-                if taken == HELD and table[policy][taken] in (ResidualCharge.REGATHERED, ResidualCharge.REGATHERED_OF_SAVED):
-                    held[part] = self._matrix(tensor, source, target, ResidualCharge.COPY_OF_SAVED)[0][indices]
+            for use, columns in target.pairs_by_policy:
+                part, indices = (rows, columns), np.ix_(source_pairs[rows], target_pairs[columns])
+                costs = self._matrix(tensor, source, target, table[policy][use])
+                mem[part], time_ns[part] = costs[0][indices], costs[1][indices]
+                if policy == REMATERIALIZED and use != PASSED:
+                    saved = self._matrix(tensor, source, target, table[SAVED][use])[0][indices]
+                    is_allowed = (mem[part] < INFEASIBLE) & (saved < INFEASIBLE)
+                    transient[part] = np.where(is_allowed, np.maximum(saved - mem[part], 0), 0)
+                if use == HELD and table[policy][use] in (ResidualCharge.REGATHERED, ResidualCharge.REGATHERED_OF_SAVED):
+                    held_bytes[part] = self._matrix(tensor, source, target, ResidualCharge.COPY_OF_SAVED)[0][indices]
         if self._stays(tensor):
-            gathered = self._matrix(tensor, source, target, ResidualCharge.LOCAL_OF_REMATERIALIZED)[1] >= INFEASIBLE
-            time_ns[gathered[np.ix_(produced, wanted)]] = INFEASIBLE
+            is_gathered = self._matrix(tensor, source, target, ResidualCharge.LOCAL_OF_REMATERIALIZED)[1] >= INFEASIBLE
+            time_ns[is_gathered[np.ix_(source_pairs, target_pairs)]] = INFEASIBLE
         overlappable_ns = self._overlappable_ns(tensor, source, target)
-        overlappable_ns = None if overlappable_ns is None else overlappable_ns[np.ix_(produced, wanted)]
-        there = [each if each.any() else None for each in (transient, held)]
-        return EdgeCosts(mem, time_ns, overlappable_ns, *there)
+        overlappable_ns = None if overlappable_ns is None else overlappable_ns[np.ix_(source_pairs, target_pairs)]
+        extras = [array if array.any() else None for array in (transient, held_bytes)]
+        return EdgeCosts(mem, time_ns, overlappable_ns, *extras)
 
     def _matrix(self, tensor: Tensor, source: End, target: End, charge: ResidualCharge) -> tuple[np.ndarray, np.ndarray]:
-        produced, wanted = self._values(source.choice), self._values(target.choice)
-        of_variable = self._is_variable(tensor, source.is_shared)
-        key = tensor.shape, tensor.item_bytes, id(produced), id(wanted), charge, *self._kind(tensor, source.is_shared)
+        sources, targets = self._values(source.choice), self._values(target.choice)
+        is_variable = self._is_variable(tensor, source.is_shared)
+        key = tensor.shape, tensor.item_bytes, id(sources), id(targets), charge, *self._kind(tensor, source.is_shared)
         if key not in self._costs:
-            mem, time_ns = self.reshardings.matrix(tensor, produced, wanted, charge, of_variable)
+            mem, time_ns = self.reshardings.matrix(tensor, sources, targets, charge, is_variable)
             if self.graph.accumulates(tensor.name):
-                mem = mem + self._accumulators_bytes(tensor, produced, wanted)
+                mem = mem + self._accumulators_bytes(tensor, sources, targets)
             n_runs = np.where(time_ns < INFEASIBLE, self.graph.n_runs(tensor.name), 1)
             self._costs[key] = mem, time_ns * n_runs
         return self._costs[key]
@@ -291,21 +291,21 @@ class ReshardingArrays:
     def _overlappable_ns(self, tensor: Tensor, source: End, target: End) -> np.ndarray | None:
         if not self.is_overlappable(tensor):
             return None
-        produced, wanted = self._values(source.choice), self._values(target.choice)
-        of_variable = self._is_variable(tensor, source.is_shared)
-        key = tensor.shape, tensor.item_bytes, id(produced), id(wanted), of_variable
+        sources, targets = self._values(source.choice), self._values(target.choice)
+        is_variable = self._is_variable(tensor, source.is_shared)
+        key = tensor.shape, tensor.item_bytes, id(sources), id(targets), is_variable
         if key not in self._returning:
-            self._returning[key] = self.reshardings.returning_ns(tensor, produced, wanted, of_variable)
+            self._returning[key] = self.reshardings.returning_ns(tensor, sources, targets, is_variable)
         return self._returning[key]
 
-    def worth_regathering(self, tensor: Tensor, produced: Choice, shared: Choice) -> np.ndarray:
+    def worth_regathering(self, tensor: Tensor, source: Choice, shared: Choice) -> np.ndarray:
         """Return the indices of the copies that are larger than some produced shard from which communication makes them."""
-        sources, copies = self._values(produced), self._values(shared)
+        sources, copies = self._values(source), self._values(shared)
         key = tensor.shape, tensor.item_bytes, id(sources), id(copies)
         if key not in self._worth:
-            shards, of_copies = (self.reshardings.shards(tensor, each)[None] for each in (sources, copies))
-            larger = (of_copies > shards.T) & ~self.reshardings.are_local(sources, copies)
-            self._worth[key] = np.flatnonzero(larger.any(axis=0))
+            shards, copy_bytes = (self.reshardings.shards(tensor, values)[None] for values in (sources, copies))
+            is_larger = (copy_bytes > shards.T) & ~self.reshardings.are_local(sources, copies)
+            self._worth[key] = np.flatnonzero(is_larger.any(axis=0))
         return self._worth[key]
 
     def residual_choice(
@@ -318,50 +318,50 @@ class ReshardingArrays:
         """
         key = self._key(tensor, source, target, sum(tables, start=()))
         if key not in self._choosing:
-            saved, regathered = (self._by_pair(tensor, source, target, table) for table in tables)
+            saved, regathered = (self._pair_costs(tensor, source, target, table) for table in tables)
             self._choosing[key] = _residual_choice(saved, regathered, source, target)
         return self._choosing[key]
 
 
 def _residual_choice(saved: EdgeCosts, regathered: EdgeCosts, source: End, target: End) -> ResidualChoice | None:
     """Return the choice between saving and regathering a copy, as a node; None where regathering can't pay."""
-    by_choice = saved, regathered
-    for_a_while = (_sum([each.transient for each in by_choice]), _sum([each.held for each in by_choice]))
-    first, class_of, of_class, choice = choice_states(
-        [each.mem for each in by_choice],
-        [each.time_ns for each in by_choice],
-        [each for each in (saved.overlappable_ns, *for_a_while) if each is not None],
+    both_costs = saved, regathered
+    transients = (_sum([costs.transient for costs in both_costs]), _sum([costs.held for costs in both_costs]))
+    first, class_of, classes, choice = choice_states(
+        [costs.mem for costs in both_costs],
+        [costs.time_ns for costs in both_costs],
+        [array for array in (saved.overlappable_ns, *transients) if array is not None],
     )
     if not choice.any():
         return None
-    (*_, of_source), (*_, of_target) = source.pairs, target.pairs
-    is_regathered, member = choice == 1, first[of_class]
+    (*_, source_rows), (*_, target_rows) = source.pairs, target.pairs
+    is_regathered, member = choice == 1, first[classes]
 
     def chosen(if_saved: np.ndarray, if_regathered: np.ndarray) -> np.ndarray:
         """Return, for each (class, choice) pair, the row of its choice by the target's states."""
         rows = np.where(is_regathered[:, None], if_regathered[member], if_saved[member])
-        return rows[:, of_target]
+        return rows[:, target_rows]
 
     def chosen_if_any(if_saved: np.ndarray | None, if_regathered: np.ndarray | None) -> np.ndarray | None:
         if if_saved is None and if_regathered is None:
             return None
-        nothing = np.zeros_like(saved.mem)
-        rows = chosen(*(nothing if each is None else each for each in (if_saved, if_regathered)))
+        zeros = np.zeros_like(saved.mem)
+        rows = chosen(*(zeros if array is None else array for array in (if_saved, if_regathered)))
         return rows if rows.any() else None
 
-    of_choice = EdgeCosts(
+    choice_costs = EdgeCosts(
         chosen(saved.mem, regathered.mem),
         chosen(saved.time_ns, regathered.time_ns),
-        None if saved.overlappable_ns is None else saved.overlappable_ns[member][:, of_target],
+        None if saved.overlappable_ns is None else saved.overlappable_ns[member][:, target_rows],
         chosen_if_any(saved.transient, regathered.transient),
         chosen_if_any(saved.held, regathered.held),
     )
-    forbidden = np.where(class_of[of_source][:, None] == of_class[None, :], 0, INFEASIBLE)
-    to_choice = EdgeCosts(np.zeros_like(forbidden), forbidden)
-    return ResidualChoice(is_regathered, np.zeros(len(choice), np.int64), to_choice, of_choice)
+    forbidden = np.where(class_of[source_rows][:, None] == classes[None, :], 0, INFEASIBLE)
+    costs_to_choice = EdgeCosts(np.zeros_like(forbidden), forbidden)
+    return ResidualChoice(is_regathered, np.zeros(len(choice), np.int64), costs_to_choice, choice_costs)
 
 
 def _sum(arrays: Iterable[np.ndarray | None]) -> np.ndarray | None:
     """Return the sum of the arrays that are there; None if none is."""
-    there = [each for each in arrays if each is not None]
-    return sum(there[1:], start=there[0]) if there else None
+    present = [array for array in arrays if array is not None]
+    return sum(present[1:], start=present[0]) if present else None

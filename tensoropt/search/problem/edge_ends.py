@@ -58,11 +58,11 @@ class ProducedTensor:
 def may_be_unread(shared: Choice, readers: list[ConsumerEnd]) -> np.ndarray:
     """Return the indices of the shared copies that possibly nobody reads: each reader has its own copy in some state."""
     numbers, layouts = shared.values.numbers, shared.values.layouts
-    may_be = np.ones(len(layouts), bool)
+    is_unread = np.ones(len(layouts), bool)
     for end in readers:
-        wanted = end.shardings.values.layouts
-        may_be &= ((layouts[:, None] != wanted) & ~numbers.are_views(layouts, wanted)).any(axis=1)
-    return np.flatnonzero(may_be)
+        reader_layouts = end.shardings.values.layouts
+        is_unread &= ((layouts[:, None] != reader_layouts) & ~numbers.are_views(layouts, reader_layouts)).any(axis=1)
+    return np.flatnonzero(is_unread)
 
 
 def have_gradient(ends: list[ConsumerEnd]) -> bool:
@@ -72,5 +72,5 @@ def have_gradient(ends: list[ConsumerEnd]) -> bool:
 
 def as_copies(ends: list[ConsumerEnd]) -> list[Shardings]:
     """Return, for each consumer, its distinct operand shardings as those of a copy that all can share, in their order."""
-    with_gradient = have_gradient(ends)
-    return [end.shardings.values.as_copies(with_gradient) for end in ends]
+    has_gradient = have_gradient(ends)
+    return [end.shardings.values.as_copies(has_gradient) for end in ends]

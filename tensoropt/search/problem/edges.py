@@ -77,105 +77,105 @@ class _TakenInside:
     is_transient: np.ndarray
 
     @classmethod
-    def of(cls, made: ProducedTensor, consumers: list[ConsumerEnd]) -> _TakenInside:
-        policy, inside = made.end.policy.copy(), [each.end.policy for each in consumers if each.node == made.node]
-        outside = any(UNREAD not in consumer.end.policies for consumer in consumers if consumer.node != made.node)
-        is_read = np.logical_or.reduce([each != UNREAD for each in inside]) | outside
+    def of(cls, source: ProducedTensor, consumers: list[ConsumerEnd]) -> _TakenInside:
+        policy, reads = source.end.policy.copy(), [reader.end.policy for reader in consumers if reader.node == source.node]
+        is_read_outside = any(UNREAD not in consumer.end.policies for consumer in consumers if consumer.node != source.node)
+        is_read = np.logical_or.reduce([policies != UNREAD for policies in reads]) | is_read_outside
         policy[is_read & (policy == SAVED)] = UNCHARGED
-        is_read = np.logical_or.reduce([_READ_BY_GRADIENT[each] for each in inside]) | outside
-        return cls(End(made.produced, policy), policy == UNCHARGED, is_read & (policy == REMATERIALIZED))
+        is_read = np.logical_or.reduce([_READ_BY_GRADIENT[policies] for policies in reads]) | is_read_outside
+        return cls(End(source.produced, policy), policy == UNCHARGED, is_read & (policy == REMATERIALIZED))
 
 
 class EdgeBuilder:
     """The nodes of a Problem, and the reshardings of every tensor between them.
 
     Args:
-        of_node: the nodes that are operators, with their states.
+        nodes: the nodes that are operators, with their states.
         merges: whether a node may hold several operators (a fusion group).
         choices: what strategies may choose beside configs and shared copies.
         blocks: the rematerialization segments: which nodes have states that rematerialize operators.
-        tell: called with (nodes done, nodes).
+        report: called with (nodes done, nodes).
     """
 
     def __init__(
         self,
         steps: Steps,
-        of_node: list[tuple[FusionGroup, States]],
+        nodes: list[tuple[FusionGroup, States]],
         merges: bool,
         choices: Choices,
         blocks: Segments,
-        tell: Callable[[int, int], None],
+        report: Callable[[int, int], None],
     ) -> None:
-        self.steps, self.of_node, self.merges, self.reuse, self.tell = steps, of_node, merges, choices.reuse, tell
+        self.steps, self.nodes_and_states, self.merges, self.reuse, self.tell = steps, nodes, merges, choices.reuse, report
         self.arrays = steps.arrays
         self.consumers = consumers_of(steps.graph)
-        self.node_and_index = {op.name: (n, i) for n, (node, _) in enumerate(of_node) for i, op in enumerate(node.operators)}
+        self.node_and_index = {op.name: (n, i) for n, (node, _) in enumerate(nodes) for i, op in enumerate(node.operators)}
         names = dict.fromkeys([*steps.graph.train_steps, *steps.graph.gradients])
-        self.step_node = {name: len(of_node) + i for i, name in enumerate(names)}
+        self.step_node = {name: len(nodes) + i for i, name in enumerate(names)}
         self.transients = Transients(blocks)
         self.nodes = NodeCosts()
-        for i, (node, states) in enumerate(of_node):
+        for i, (node, states) in enumerate(nodes):
             self.nodes.add(node.name, states.mem_bytes, states.time_ns)
             self.transients.begin(i, states.transient_bytes)
-        nothing = np.zeros(1, np.int64)
+        zero = np.zeros(1, np.int64)
         for name in self.step_node:
-            self.nodes.add(name, nothing, nothing)
-        all_states = [states for _, states in of_node]
-        groups = [node for node, _ in of_node]
+            self.nodes.add(name, zero, zero)
+        all_states = [states for _, states in nodes]
+        groups = [node for node, _ in nodes]
         positions = [*program_positions(steps.graph, groups, self.consumers), *(len(steps.graph.operators) for _ in names)]
         self.overlap_times = OverlapTimes(steps.costing.reshardings, positions, all_states)
         self.edges: list[Edge] = []
         self.shared: list[SharedCopy] = []
         self.choices: list[CopyChoice] = []
         self.copies = SharedCopies(steps.arrays)
-        self._of_training_step: dict[tuple[int, int], End] = {}
+        self._step_ends: dict[tuple[int, int], End] = {}
         self._produced_ends: dict[tuple[object, ...], End] = {}  # by identities of choices, which states keep
         self._consumer_ends: dict[tuple[object, ...], End] = {}
         self._taken_inside: dict[tuple[int, ...], _TakenInside] = {}
-        self._of_produced: dict[tuple[object, ...], tuple[EdgeCosts, object]] = {}  # with what has the identity
+        self._produced_costs: dict[tuple[object, ...], tuple[EdgeCosts, object]] = {}  # with what has the identity
         self._first_edges: dict[int, tuple[EdgeCosts, Edge]] = {}  # by the identity of their costs
 
     def connect(self) -> None:
         """Connect all nodes: first collect the layouts that occur for each shape, then cost the reshardings between them."""
         tensors = []
-        for n, (node, states) in enumerate(self.of_node):
+        for n, (node, states) in enumerate(self.nodes_and_states):
             for i, op in enumerate(node.operators):
                 for result, tensor in enumerate(op.outputs):
-                    consumers = [self._consumer(tensor, consumer) for consumer in self.consumers.get(tensor.name, ())]
+                    consumers = [self._consumer_end(tensor, consumer) for consumer in self.consumers.get(tensor.name, ())]
                     if consumers:
-                        produced = states.produced(i, result, have_gradient(consumers))
+                        layout = states.produced(i, result, have_gradient(consumers))
                         maker = self.steps.graph.producers[self.steps.costing.viewed(tensor.name)]
                         made_at = self.node_and_index[maker.updates or maker.name]
                         is_regathered = i in states.rematerialized or (
                             made_at[0] == n and made_at[1] in states.rematerialized
                         )
-                        end = self._produced(states, produced, is_regathered)
-                        shared = self._shared_choice(produced, consumers)
-                        choices = [produced, *(consumer.shardings for consumer in consumers), *([shared] if shared else [])]
+                        end = self._produced_end(states, layout, is_regathered)
+                        shared = self._shared_choice(layout, consumers)
+                        choices = [layout, *(consumer.shardings for consumer in consumers), *([shared] if shared else [])]
                         self.arrays.expect(tensor, choices)
                         tensors.append((ProducedTensor(n, tensor, end), consumers, shared))
-        for made, consumers, shared in tensors:
-            self.tell(len(self.of_node) + made.node, 2 * len(self.of_node))
-            self._connect(made, consumers, shared)
+        for source, consumers, shared in tensors:
+            self.tell(len(self.nodes_and_states) + source.node, 2 * len(self.nodes_and_states))
+            self._connect(source, consumers, shared)
 
-    def _produced(self, states: States, produced: Choice, is_regathered: bool) -> End:
+    def _produced_end(self, states: States, layout: Choice, is_regathered: bool) -> End:
         """Return a tensor as produced in each state; ``is_regathered`` where its operator may be rematerialized."""
-        key = id(states), id(produced), is_regathered
+        key = id(states), id(layout), is_regathered
         if key not in self._produced_ends:
             policy = np.where(states.rematerializes & is_regathered, REMATERIALIZED, SAVED)
-            self._produced_ends[key] = End(produced, policy)
+            self._produced_ends[key] = End(layout, policy)
         return self._produced_ends[key]
 
-    def _consumer(self, tensor: Tensor, consumer: Consumer) -> ConsumerEnd:
+    def _consumer_end(self, tensor: Tensor, consumer: Consumer) -> ConsumerEnd:
         if consumer.is_step:
-            of_step = len(tensor.shape), consumer.position
-            if of_step not in self._of_training_step:
+            step_key = len(tensor.shape), consumer.position
+            if step_key not in self._step_ends:
                 sharding = step_sharding(self.steps.mesh, tensor, consumer)
                 choice = Choice.of(Shardings.of(self.steps.costing.reshardings.numbers, [sharding]))
-                self._of_training_step[of_step] = End(choice, np.array([UNREAD]))
-            return ConsumerEnd(self.step_node[consumer.name], self._of_training_step[of_step])
+                self._step_ends[step_key] = End(choice, np.array([UNREAD]))
+            return ConsumerEnd(self.step_node[consumer.name], self._step_ends[step_key])
         n, i = self.node_and_index[consumer.name]
-        states, backward = self.of_node[n][1], self.steps.backward
+        states, backward = self.nodes_and_states[n][1], self.steps.backward
         shardings = states.shardings(i, consumer, backward.gradients)
         is_own = (consumer.name, consumer.position) in backward.residual_operands and not consumer.is_update
         reads = self.steps.costing.reads(consumer)
@@ -196,53 +196,53 @@ class EdgeBuilder:
         Its gradient then reads the exchanged windows instead of the operand.
         """
         n, i = self.node_and_index[consumer.name]
-        states, rule = self.of_node[n][1], self.steps.rules[consumer.name]
+        states, rule = self.nodes_and_states[n][1], self.steps.rules[consumer.name]
         if not rule.halos or consumer.position:
             return np.zeros(states.n_states, bool)
         return ConfigArrays.of(rule, states.configs[i]).are_exchanged()[states.index[i]]
 
-    def _shared_choice(self, produced: Choice, ends: list[ConsumerEnd]) -> Choice | None:
+    def _shared_choice(self, layout: Choice, ends: list[ConsumerEnd]) -> Choice | None:
         """Return the operand shardings that a tensor's shared copy may have; None where there is nothing to share."""
         if len(ends) == 1 or (self.merges and len({end.node for end in ends}) == 1):
             return None
-        return self.copies.choice(produced, ends)
+        return self.copies.choice(layout, ends)
 
-    def _connect(self, made: ProducedTensor, consumers: list[ConsumerEnd], shared: Choice | None) -> None:
-        producer, tensor = made.node, made.tensor
-        outside = [consumer for consumer in consumers if consumer.node != producer]
-        if shared is not None and not (self.merges and len(outside) == 1):
-            self._share(made, consumers, shared)
+    def _connect(self, source: ProducedTensor, consumers: list[ConsumerEnd], shared: Choice | None) -> None:
+        producer, tensor = source.node, source.tensor
+        outsiders = [consumer for consumer in consumers if consumer.node != producer]
+        if shared is not None and not (self.merges and len(outsiders) == 1):
+            self._share(source, consumers, shared)
         elif self.merges and len(consumers) > 1 and len({consumer.node for consumer in consumers}) == 1:
-            self._take_together(made, consumers)
+            self._take_together(source, consumers)
         elif len(consumers) == 1:
             (consumer,) = consumers
-            self._add(made, consumer, self._residual_charge(tensor), self._of_consumer(tensor, consumer))
+            self._add(source, consumer, self._residual_charge(tensor), self._consumer_copy(tensor, consumer))
         else:
-            self._take_inside(made, consumers)
+            self._take_inside(source, consumers)
 
-    def _of_consumer(self, tensor: Tensor, consumer: ConsumerEnd) -> Copy | None:
+    def _consumer_copy(self, tensor: Tensor, consumer: ConsumerEnd) -> Copy | None:
         """Return the copy of a tensor's single consumer, if it may be regathered in some state; else None."""
         if not consumer.end.policies & _MAY_BE_REGATHERED:
             return None
-        (only,) = self.consumers[tensor.name]
-        return Copy(tensor.name, only.name)
+        (reader,) = self.consumers[tensor.name]
+        return Copy(tensor.name, reader.name)
 
-    def _take_inside(self, made: ProducedTensor, consumers: list[ConsumerEnd]) -> None:
+    def _take_inside(self, source: ProducedTensor, consumers: list[ConsumerEnd]) -> None:
         """Connect a tensor to consumers of which at most one is outside the producer's node.
 
         The producer's node is charged for the shard if the backward pass reads it.
         """
-        charge = self._residual_charge(made.tensor)
-        end = made.end
+        charge = self._residual_charge(source.tensor)
+        end = source.end
         if charge == ResidualCharge.COPY:
-            key = id(end), *(each for consumer in consumers for each in (id(consumer.end), consumer.node == made.node))
+            key = id(end), *(part for consumer in consumers for part in (id(consumer.end), consumer.node == source.node))
             if key not in self._taken_inside:
-                self._taken_inside[key] = _TakenInside.of(made, consumers)
-            taken = self._taken_inside[key]
-            self._charge_produced_shard(made, taken.is_paid, taken.is_transient)
-            end = taken.end
+                self._taken_inside[key] = _TakenInside.of(source, consumers)
+            taken_inside = self._taken_inside[key]
+            self._charge_produced_shard(source, taken_inside.is_paid, taken_inside.is_transient)
+            end = taken_inside.end
         for consumer in consumers:
-            self._add(ProducedTensor(made.node, made.tensor, end), consumer, charge)
+            self._add(ProducedTensor(source.node, source.tensor, end), consumer, charge)
 
     def _may_regather(self, tensor: Tensor) -> bool:
         """Return whether copies of the tensor may be regathered.
@@ -258,75 +258,75 @@ class EdgeBuilder:
         is_saved = viewed in costing.saved_as_produced or self.steps.graph.producers[viewed].type in (VARIABLE, CONSTANT)
         return ResidualCharge.COPY_OF_SAVED if is_saved else ResidualCharge.COPY
 
-    def _share(self, made: ProducedTensor, consumers: list[ConsumerEnd], shared: Choice) -> None:
+    def _share(self, source: ProducedTensor, consumers: list[ConsumerEnd], shared: Choice) -> None:
         """Add a node for the shared copy of a tensor; see :meth:`.SharedCopies.states`."""
-        tensor, number = made.tensor, len(self.nodes)
+        tensor, number = source.tensor, len(self.nodes)
         charge = self._residual_charge(tensor)
-        states = self.copies.states(made, consumers, shared, charge, self._may_regather(tensor))
+        states = self.copies.states(source, consumers, shared, charge, self._may_regather(tensor))
         self.nodes.add(tensor.name, states.nothing, states.nothing)
         self.overlap_times.positions.append(min(self.overlap_times.positions[consumer.node] for consumer in consumers))
         self.shared.append(SharedCopy(tensor, number, states.shardings, states.is_unread))
         if states.can_be_regathered and states.is_regathered.any():
             self.choices.append(CopyChoice(Copy(tensor.name), number, states.is_regathered))
-        self._add_edge(made.node, number, self.arrays.by_state(tensor, made.end, states.copy, states.to_copy))
+        self._add_edge(source.node, number, self.arrays.by_state(tensor, source.end, states.copy, states.to_copy))
         for consumer in consumers:
             costs = self.arrays.by_state(tensor, states.copy, consumer.end, states.of_copy)
-            self._add_edge(number, consumer.node, costs, made.node)
+            self._add_edge(number, consumer.node, costs, source.node)
 
-    def _take_together(self, made: ProducedTensor, consumers: list[ConsumerEnd]) -> None:
+    def _take_together(self, source: ProducedTensor, consumers: list[ConsumerEnd]) -> None:
         """Connect a tensor to several consumers that are one node; see :meth:`.SharedCopies.within`."""
-        tensor, node = made.tensor, consumers[0].node
+        tensor, node = source.tensor, consumers[0].node
         copy = self.copies.within(tensor, consumers)
         self.arrays.expect(tensor, [copy.end.choice])
         copy_made = Copy(tensor.name) if copy.end.policies & _MAY_BE_REGATHERED else None
-        self._add(made, ConsumerEnd(node, copy.end), self._residual_charge(tensor), copy_made)
-        for costs, where in copy.costs:
-            self._charge(node, costs, where)
+        self._add(source, ConsumerEnd(node, copy.end), self._residual_charge(tensor), copy_made)
+        for costs, mask in copy.costs:
+            self._charge(node, costs, mask)
         self.shared.append(SharedCopy(tensor, node, copy.shardings, copy.is_unread))
 
-    def _add(self, made: ProducedTensor, consumer: ConsumerEnd, charge: ResidualCharge, copy: Copy | None = None) -> None:
+    def _add(self, source: ProducedTensor, consumer: ConsumerEnd, charge: ResidualCharge, copy: Copy | None = None) -> None:
         """Charge a tensor's resharding between the states of two nodes, or within one node."""
-        tensor, ends = made.tensor, (made.end, consumer.end)
-        if made.node == consumer.node:
-            self._charge(made.node, self.arrays.along(tensor, *ends, direct(charge)))
+        tensor, ends = source.tensor, (source.end, consumer.end)
+        if source.node == consumer.node:
+            self._charge(source.node, self.arrays.along(tensor, *ends, direct(charge)))
             return
         tables = direct(charge), direct_regathered(charge)
         residual_choice = self.arrays.residual_choice(tensor, *ends, tables) if copy and self._may_regather(tensor) else None
         if copy is not None and residual_choice is not None:
             number = len(self.nodes)
-            nothing = residual_choice.nothing
-            self.nodes.add(f"{tensor.name} to {self.nodes.name(consumer.node)}", nothing, nothing)
+            zeros = residual_choice.nothing
+            self.nodes.add(f"{tensor.name} to {self.nodes.name(consumer.node)}", zeros, zeros)
             self.overlap_times.positions.append(self.overlap_times.positions[consumer.node])
             self.choices.append(CopyChoice(copy, number, residual_choice.is_regathered))
-            self._add_edge(made.node, number, residual_choice.to_choice)
-            self._add_edge(number, consumer.node, residual_choice.of_choice, made.node)
+            self._add_edge(source.node, number, residual_choice.to_choice)
+            self._add_edge(number, consumer.node, residual_choice.of_choice, source.node)
             return
-        self._add_edge(made.node, consumer.node, self.arrays.by_state(tensor, *ends, tables[0]))
+        self._add_edge(source.node, consumer.node, self.arrays.by_state(tensor, *ends, tables[0]))
 
-    def _add_edge(self, from_node: int, to_node: int, costs: EdgeCosts, producer: int | None = None) -> None:
-        """Add an edge; ``producer`` is the node of the tensor's producer, if it isn't ``from_node``."""
+    def _add_edge(self, source: int, target: int, costs: EdgeCosts, producer: int | None = None) -> None:
+        """Add an edge; ``producer`` is the node of the tensor's producer, if it isn't ``source``."""
         number = len(self.edges)
         if costs.overlappable_ns is not None:
-            self.overlap_times.add_edge(number, to_node, costs.overlappable_ns)
-        self.transients.add_edge(number, from_node if producer is None else producer, to_node, costs)
+            self.overlap_times.add_edge(number, target, costs.overlappable_ns)
+        self.transients.add_edge(number, source if producer is None else producer, target, costs)
         first = self._first_edges.get(id(costs))
         mem, time_ns = (costs.mem, costs.time_ns) if first is None else (first[1].mem_bytes, first[1].time_ns)
-        self.edges.append(Edge(from_node, to_node, mem, time_ns))
+        self.edges.append(Edge(source, target, mem, time_ns))
         if first is None:
             self._first_edges[id(costs)] = costs, self.edges[-1]
 
-    def _charge_produced_shard(self, made: ProducedTensor, is_paid: np.ndarray, is_regathered: np.ndarray) -> None:
+    def _charge_produced_shard(self, source: ProducedTensor, is_charged: np.ndarray, is_regathered: np.ndarray) -> None:
         """Charge a producer's node for the shard that it produced."""
-        tensor, produced = made.tensor, made.produced
-        key = tensor.shape, tensor.item_bytes, id(produced), is_paid.tobytes(), is_regathered.tobytes()
-        if key not in self._of_produced:
-            shards = self.steps.costing.reshardings.shards(tensor, produced.values)[produced.index]
-            costs = EdgeCosts(shards * is_paid, np.zeros_like(shards), None, shards * is_regathered)
-            self._of_produced[key] = costs, produced
-        self._charge(made.node, self._of_produced[key][0])
+        tensor, layout = source.tensor, source.produced
+        key = tensor.shape, tensor.item_bytes, id(layout), is_charged.tobytes(), is_regathered.tobytes()
+        if key not in self._produced_costs:
+            shards = self.steps.costing.reshardings.shards(tensor, layout.values)[layout.index]
+            costs = EdgeCosts(shards * is_charged, np.zeros_like(shards), None, shards * is_regathered)
+            self._produced_costs[key] = costs, layout
+        self._charge(source.node, self._produced_costs[key][0])
 
-    def _charge(self, node: int, costs: EdgeCosts, where: np.ndarray | None = None) -> None:
-        self.nodes.charge(node, costs, where)
-        self.transients.add(node, costs, True if where is None else where)
+    def _charge(self, node: int, costs: EdgeCosts, mask: np.ndarray | None = None) -> None:
+        self.nodes.charge(node, costs, mask)
+        self.transients.add(node, costs, True if mask is None else mask)
         if costs.overlappable_ns is not None:
-            self.overlap_times.add(node, np.where(True if where is None else where, costs.overlappable_ns, 0))
+            self.overlap_times.add(node, np.where(True if mask is None else mask, costs.overlappable_ns, 0))

@@ -48,15 +48,15 @@ class FusionGroup:
 
 
 def fusion_groups(
-    graph: Graph, rules: Mapping[str, Rule], consumers: Mapping[str, list[Consumer]], apart: frozenset[str]
+    graph: Graph, rules: Mapping[str, Rule], consumers: Mapping[str, list[Consumer]], own_nodes: frozenset[str]
 ) -> tuple[FusionGroup, ...]:
     """Return the fusion groups of a graph's training steps, in program order of each group's first operator.
 
     Args:
-        apart: names of operators that must be nodes of their own.
+        own_nodes: names of operators that must be nodes of their own.
     """
     operators = [op for op in graph.step_operators if op.updates is None]
-    groups = _Groups(graph, rules, apart)
+    groups = _Groups(graph, rules, own_nodes)
     for op in operators:
         if op.type not in SOURCES:
             groups.place(op)
@@ -66,13 +66,13 @@ def fusion_groups(
     members: dict[int, list[Operator]] = {}
     for op in operators:
         members.setdefault(groups.of[op.name], []).append(op)
-    return tuple(_with_factors(tuple(each), rules) for each in members.values())
+    return tuple(_join_factors(tuple(group), rules) for group in members.values())
 
 
 def is_contraction(op: Operator, rule: Rule) -> bool:
     """Return whether an operator starts a node: it contracts, looks rows up, or must run on global tensors."""
-    contracts = len(op.operands) > 1 and bool(rule.results and rule.summed[0] - rule.inner)
-    return bool(rule.without) or contracts
+    is_contracting = len(op.operands) > 1 and bool(rule.results and rule.summed[0] - rule.inner)
+    return bool(rule.without) or is_contracting
 
 
 def passes_on(graph: Graph, rule: Rule, op: Operator) -> Operator | None:
@@ -103,60 +103,60 @@ class _Groups:
             return
         contraction = is_contraction(op, self.rules[op.name]) or op.name in self.apart
         producers = [self.graph.producers[tensor.name] for _, tensor in op.operands]
-        made_by = {self.of[producer.name] for producer in producers if producer.name in self.of}
-        for group in sorted(made_by, reverse=True) if not contraction else ():
-            others = made_by - {group}
-            if self.elementwise[group] and not any(group in self.before[other] for other in others):
-                self.before[group] |= others.union(*(self.before[other] for other in others))
+        sources = {self.of[producer.name] for producer in producers if producer.name in self.of}
+        for group in sorted(sources, reverse=True) if not contraction else ():
+            other_sources = sources - {group}
+            if self.elementwise[group] and not any(group in self.before[source] for source in other_sources):
+                self.before[group] |= other_sources.union(*(self.before[source] for source in other_sources))
                 self.of[op.name] = group
                 return
-        self.of[op.name] = self._new(made_by.union(*(self.before[group] for group in made_by)), not contraction)
+        self.of[op.name] = self._add_group(sources.union(*(self.before[group] for group in sources)), not contraction)
 
     def place_source(self, op: Operator, consumers: list[Consumer]) -> None:
-        others = {self.of[consumer.name] for consumer in consumers if consumer.name in self.of and consumer.name != op.name}
-        follows = len(others) == 1 and not any(consumer.is_step for consumer in consumers) and op.name not in self.apart
-        follows = follows and not self.rules[op.name].spread
-        if follows:
-            (group,) = others
+        groups = {self.of[consumer.name] for consumer in consumers if consumer.name in self.of and consumer.name != op.name}
+        is_joined = len(groups) == 1 and not any(consumer.is_step for consumer in consumers) and op.name not in self.apart
+        is_joined = is_joined and not self.rules[op.name].spread
+        if is_joined:
+            (group,) = groups
             if op.type != VARIABLE or self.elementwise[group]:
                 self.of[op.name] = group
                 return
-        self.of[op.name] = self._new(set(), False)
+        self.of[op.name] = self._add_group(set(), False)
 
-    def _new(self, before: set[int], is_elementwise: bool) -> int:
-        self.before.append(before)
+    def _add_group(self, predecessors: set[int], is_elementwise: bool) -> int:
+        self.before.append(predecessors)
         self.elementwise.append(is_elementwise)
         return len(self.before) - 1
 
 
-def _with_factors(operators: tuple[Operator, ...], rules: Mapping[str, Rule]) -> FusionGroup:
+def _join_factors(operators: tuple[Operator, ...], rules: Mapping[str, Rule]) -> FusionGroup:
     """Return the operators as one node, with the factors joined that share a dimension of a tensor within it.
 
     Where a dimension merges several factors, the major ones are joined.
     """
     place = {op.name: index for index, op in enumerate(operators)}
-    every = [(i, name) for i, op in enumerate(operators) for name in _names(rules[op.name])]
-    classes: DisjointSet = DisjointSet(every)
-    made = {tensor.name: (op, index) for op in operators for index, tensor in enumerate(op.outputs)}
+    all_members = [(i, name) for i, op in enumerate(operators) for name in _names(rules[op.name])]
+    classes: DisjointSet = DisjointSet(all_members)
+    producers = {tensor.name: (op, index) for op in operators for index, tensor in enumerate(op.outputs)}
     for op in operators:
         for position, tensor in op.operands:
-            if tensor.name not in made:
+            if tensor.name not in producers:
                 continue
-            producer, index = made[tensor.name]
-            here, there = rules[op.name].operands[position], rules[producer.name].results[index]
-            assert here is not None
-            alike = [(names[0], others[0]) for names, others in zip(here, there, strict=True) if names and others]
+            producer, index = producers[tensor.name]
+            dims, results = rules[op.name].operands[position], rules[producer.name].results[index]
+            assert dims is not None
+            pairs = [(names[0], labels[0]) for names, labels in zip(dims, results, strict=True) if names and labels]
             if (position,) in rules[op.name].linear:
                 group = f"+{rules[op.name].linear.index((position,))}"
-                alike += [(group, other) for other in _pending(rules[producer.name], index)]
-            for name, other in alike:
-                classes.merge((place[op.name], name), (place[producer.name], other))
-    joined: dict[Member, list[Member]] = {}
-    for member in every:
-        joined.setdefault(classes[member], []).append(member)
+                pairs += [(group, pending) for pending in _pending(rules[producer.name], index)]
+            for name, match in pairs:
+                classes.merge((place[op.name], name), (place[producer.name], match))
+    groups: dict[Member, list[Member]] = {}
+    for member in all_members:
+        groups.setdefault(classes[member], []).append(member)
     contraction = next((i for i, op in enumerate(operators) if is_contraction(op, rules[op.name])), None)
-    kept = (each for each in joined.values() if contraction is None or any(i == contraction for i, _ in each))
-    return FusionGroup(operators, tuple(tuple(members) for members in kept))
+    factors = (members for members in groups.values() if contraction is None or any(i == contraction for i, _ in members))
+    return FusionGroup(operators, tuple(tuple(members) for members in factors))
 
 
 def _names(rule: Rule) -> list[str]:

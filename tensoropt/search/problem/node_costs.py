@@ -22,8 +22,8 @@ class _Charged:
     @property
     def key(self) -> tuple[object, ...]:
         """Return what is equal for nodes of equal costs: of equal layers, all arrays are the same objects."""
-        more = ((id(costs), None if where is None else where.tobytes()) for costs, where in self.more)
-        return id(self.mem_bytes), id(self.time_ns), *more
+        charges = ((id(costs), None if mask is None else mask.tobytes()) for costs, mask in self.more)
+        return id(self.mem_bytes), id(self.time_ns), *charges
 
 
 class NodeCosts:
@@ -42,23 +42,23 @@ class NodeCosts:
         """Add a node with costs of its own, int64[K]."""
         self._nodes.append(_Charged(name, mem_bytes, time_ns))
 
-    def charge(self, node: int, costs: EdgeCosts, where: np.ndarray | None = None) -> None:
-        """Charge a node for a resharding within it, in the states given by ``where``."""
-        self._nodes[node].more.append((costs, where))
+    def charge(self, node: int, costs: EdgeCosts, mask: np.ndarray | None = None) -> None:
+        """Charge a node for a resharding within it, in the states given by ``mask``."""
+        self._nodes[node].more.append((costs, mask))
 
     def nodes(self) -> tuple[Node, ...]:
         """Return the nodes with all that they were charged."""
         first: dict[tuple[object, ...], Node] = {}
-        found = []
+        nodes = []
         for charged in self._nodes:
-            known = first.get(charged.key)
-            if known is None:
+            twin = first.get(charged.key)
+            if twin is None:
                 mem_bytes, time_ns = charged.mem_bytes, charged.time_ns
-                for costs, where in charged.more:
-                    mem_bytes = mem_bytes + (costs.mem if where is None else np.where(where, costs.mem, 0))
-                    time_ns = time_ns + (costs.time_ns if where is None else np.where(where, costs.time_ns, 0))
-                found.append(Node(charged.name, mem_bytes, time_ns))
-                first[charged.key] = found[-1]
+                for costs, mask in charged.more:
+                    mem_bytes = mem_bytes + (costs.mem if mask is None else np.where(mask, costs.mem, 0))
+                    time_ns = time_ns + (costs.time_ns if mask is None else np.where(mask, costs.time_ns, 0))
+                nodes.append(Node(charged.name, mem_bytes, time_ns))
+                first[charged.key] = nodes[-1]
             else:
-                found.append(Node(charged.name, known.mem_bytes, known.time_ns))
-        return tuple(found)
+                nodes.append(Node(charged.name, twin.mem_bytes, twin.time_ns))
+        return tuple(nodes)

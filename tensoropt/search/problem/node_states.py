@@ -87,26 +87,26 @@ class States:
     @cached_property
     def others(self) -> Ints:
         """Return the state that differs from each state only in rematerialization, int64[K]; -1 where there is none."""
-        found = np.full(self.n_states, -1, np.int64)
-        by_configs: dict[tuple[int, ...], int] = {}
+        twins = np.full(self.n_states, -1, np.int64)
+        first_states: dict[tuple[int, ...], int] = {}
         for state, configs in enumerate(zip(*(index.tolist() for index in self.index), strict=True)):
-            other = by_configs.setdefault(configs, state)
-            if other != state:
-                found[[other, state]] = state, other
-        return found
+            twin = first_states.setdefault(configs, state)
+            if twin != state:
+                twins[[twin, state]] = state, twin
+        return twins
 
-    def produced(self, operator: int, result: int, with_gradient: bool) -> Choice:
+    def produced(self, operator: int, result: int, has_gradient: bool) -> Choice:
         """Return the produced layout of an operator's result, by state; ``operator`` is its index in the node.
 
         As an operand sharding: the gradient comes back summed, where one does.
         """
-        gradient = 0 if with_gradient else NO_GRADIENT
+        gradient = 0 if has_gradient else NO_GRADIENT
 
         def values(interfaces: Interfaces) -> Shardings:
             layouts = interfaces.results[result]
             return Shardings(interfaces.numbers, layouts, np.full_like(layouts, gradient))
 
-        return self._choice((operator, "result", result, with_gradient), values)
+        return self._choice((operator, "result", result, has_gradient), values)
 
     def shardings(self, operator: int, consumer: Consumer, gradients: frozenset[tuple[str, int]]) -> Choice:
         """Return the operand sharding that a consumer in the node asks for, by state; ``operator`` is its index there.
@@ -115,10 +115,10 @@ class States:
         """
 
         def values(interfaces: Interfaces) -> Shardings:
-            asked = None if consumer.is_update else interfaces.operands[consumer.position]
-            if asked is not None and (consumer.name, consumer.position) in gradients:
-                return asked
-            layouts = interfaces.results[0] if asked is None else asked.layouts
+            shardings = None if consumer.is_update else interfaces.operands[consumer.position]
+            if shardings is not None and (consumer.name, consumer.position) in gradients:
+                return shardings
+            layouts = interfaces.results[0] if shardings is None else shardings.layouts
             return Shardings(interfaces.numbers, layouts, np.full_like(layouts, NO_GRADIENT))
 
         return self._choice((operator, "update" if consumer.is_update else "operand", consumer.position, False), values)
@@ -153,28 +153,28 @@ class Evaluation:
         return self._states[signature]
 
     def _signature(self, node: FusionGroup) -> tuple[object, ...]:
-        made = {tensor.name: (i, k) for i, op in enumerate(node.operators) for k, tensor in enumerate(op.outputs)}
-        wiring = tuple(tuple(made.get(tensor.name) for _, tensor in op.operands) for op in node.operators)
+        producers = {tensor.name: (i, k) for i, op in enumerate(node.operators) for k, tensor in enumerate(op.outputs)}
+        wiring = tuple(tuple(producers.get(tensor.name) for _, tensor in op.operands) for op in node.operators)
         return tuple(self.costing.kind(op, self.rules[op.name]) for op in node.operators), wiring
 
     def _evaluated(self, node: FusionGroup, assignments: Assignments) -> States:
-        distinct, indices, of_operators = [], [], []
+        distinct, indices, operator_costs = [], [], []
         totals = np.zeros((5, len(assignments)), np.int64)
         for i, op in enumerate(node.operators):
-            known: dict[Config, int] = {}
-            index = np.array([known.setdefault(configs[i], len(known)) for configs in assignments], np.intp)
-            costs = ConfigCosts(self.costing, op, ConfigArrays.of(self.rules[op.name], tuple(known)))
-            distinct.append(tuple(known))
+            numbers: dict[Config, int] = {}
+            index = np.array([numbers.setdefault(configs[i], len(numbers)) for configs in assignments], np.intp)
+            costs = ConfigCosts(self.costing, op, ConfigArrays.of(self.rules[op.name], tuple(numbers)))
+            distinct.append(tuple(numbers))
             indices.append(index)
-            of_operators.append(costs)
+            operator_costs.append(costs)
             backward_ns = costs.backward_ns if self.costing.reshardings.overlaps else np.zeros_like(costs.backward_ns)
             network_ns = costs.within_ns + costs.updating_ns
-            of_configs = costs.mem_bytes, costs.compute_ns, network_ns, backward_ns, costs.updating_ns
-            totals += np.stack(of_configs)[:, index]
-        keeps, nothing = np.zeros(len(assignments), bool), np.zeros(len(assignments), np.int64)
+            amounts = costs.mem_bytes, costs.compute_ns, network_ns, backward_ns, costs.updating_ns
+            totals += np.stack(amounts)[:, index]
+        keeps, zeros = np.zeros(len(assignments), bool), np.zeros(len(assignments), np.int64)
         mem, compute, network, backward, overlappable = totals
-        of = tuple(distinct), tuple(indices), tuple(of_operators)
-        return States(*of, mem, compute, network, backward, overlappable, keeps, nothing)
+        columns = tuple(distinct), tuple(indices), tuple(operator_costs)
+        return States(*columns, mem, compute, network, backward, overlappable, keeps, zeros)
 
     def rematerializing(self, node: FusionGroup, states: States, indices: tuple[int, ...]) -> States:
         """Return the states, and each a second time with the operators at the indices ``indices`` rematerialized.
@@ -185,32 +185,32 @@ class Evaluation:
         operators = (node.operators[i] for i in indices)
         key = id(states), tuple(self.costing.kind(op, self.rules[op.name]) for op in operators), indices
         if key not in self._rematerializing:
-            self._rematerializing[key] = states, self._with_rematerialization(node, states, indices)
+            self._rematerializing[key] = states, self._add_rematerialization(node, states, indices)
         return self._rematerializing[key][1]
 
-    def _with_rematerialization(self, node: FusionGroup, states: States, indices: tuple[int, ...]) -> States:
-        can_be = np.ones(states.n_states, bool)
+    def _add_rematerialization(self, node: FusionGroup, states: States, indices: tuple[int, ...]) -> States:
+        is_possible = np.ones(states.n_states, bool)
         freed, rematerialization_ns = np.zeros((2, states.n_states), np.int64)
         costing = self.costing
         for i in indices:
             op, rule, index = node.operators[i], self.rules[node.operators[i].name], states.index[i]
             costs = states.costs[i]
-            can_be &= may_be_rematerialized_at_all(costing.graph, op, rule, costing.backward.gradients)
-            can_be &= ~costs.communicates_inside[index]
+            is_possible &= may_be_rematerialized_at_all(costing.graph, op, rule, costing.backward.gradients)
+            is_possible &= ~costs.communicates_inside[index]
             freed += costs.saved_result_bytes[index]
             rematerialization_ns += (costs.compute_ns - costs.backward_ns)[index]
-        (twins,) = np.nonzero(can_be)
-        both = np.concatenate([np.arange(states.n_states), twins])
-        rematerializes = np.arange(len(both)) >= states.n_states
-        more_ns, transient_bytes = rematerialization_ns[both] * rematerializes, freed[both] * rematerializes
+        (twins,) = np.nonzero(is_possible)
+        rows = np.concatenate([np.arange(states.n_states), twins])
+        rematerializes = np.arange(len(rows)) >= states.n_states
+        more_ns, transient_bytes = rematerialization_ns[rows] * rematerializes, freed[rows] * rematerializes
         return replace(
             states,
-            index=tuple(index[both] for index in states.index),
-            mem_bytes=states.mem_bytes[both] - transient_bytes,
-            compute_ns=states.compute_ns[both] + more_ns,
-            network_ns=states.network_ns[both],
-            backward_ns=states.backward_ns[both] + (more_ns if costing.reshardings.overlaps else 0),
-            overlappable_ns=states.overlappable_ns[both],
+            index=tuple(index[rows] for index in states.index),
+            mem_bytes=states.mem_bytes[rows] - transient_bytes,
+            compute_ns=states.compute_ns[rows] + more_ns,
+            network_ns=states.network_ns[rows],
+            backward_ns=states.backward_ns[rows] + (more_ns if costing.reshardings.overlaps else 0),
+            overlappable_ns=states.overlappable_ns[rows],
             rematerializes=rematerializes,
             transient_bytes=transient_bytes,
             rematerialized=indices,

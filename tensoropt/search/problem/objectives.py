@@ -23,39 +23,39 @@ from ...ft import Edge, Frontier, Node, Problem
 from .strategy_problem import StrategyProblem
 
 
-def problem_for(built: StrategyProblem, objectives: Objectives) -> Problem:
+def problem_for(problem: StrategyProblem, objectives: Objectives) -> Problem:
     """Return the problem whose two costs are the objectives."""
     if objectives == MEMORY_TIME:
-        return built.problem
+        return problem.problem
     first, _ = objectives
-    compute = [states.compute_ns for _, states in built.nodes]
+    compute = [states.compute_ns for _, states in problem.nodes]
     nodes = [
         Node(
             node.name,
             node.mem_bytes if first == "memory" else node.time_ns,
             node.time_ns - compute[i] if i < len(compute) else node.time_ns,
         )
-        for i, node in enumerate(built.problem.nodes)
+        for i, node in enumerate(problem.problem.nodes)
     ]
-    edges = built.problem.edges
+    edges = problem.problem.edges
     if first == "time":
         edges = tuple(Edge(edge.source, edge.target, edge.time_ns, edge.time_ns) for edge in edges)
     return Problem(tuple(nodes), edges)
 
 
-def costs_of(built: StrategyProblem, found: Frontier, objectives: Objectives) -> StrategyCosts:
+def costs_of(problem: StrategyProblem, frontier: Frontier, objectives: Objectives) -> StrategyCosts:
     """Return all costs of the points of a frontier that was searched for these objectives."""
-    chosen = found.strategies
-    compute_ns = built.compute_ns(chosen)
-    overlap_ns = built.overlap_ns(chosen)
+    strategies = frontier.strategies
+    compute_ns = problem.compute_ns(strategies)
+    overlap_ns = problem.overlap_ns(strategies)
     if objectives == MEMORY_TIME:
-        return StrategyCosts(found.mem_bytes, found.time_ns, compute_ns, overlap_ns)
+        return StrategyCosts(frontier.mem_bytes, frontier.time_ns, compute_ns, overlap_ns)
     if objectives == ("memory", "network"):
-        return StrategyCosts(found.mem_bytes, found.time_ns + compute_ns - overlap_ns, compute_ns, overlap_ns)
-    mem_bytes = np.zeros(len(found), np.int64)
-    for i, node in enumerate(built.problem.nodes):
-        mem_bytes += node.mem_bytes[chosen[:, i]]
-    for edge in built.problem.edges:
-        mem_bytes += edge.mem_bytes[chosen[:, edge.source], chosen[:, edge.target]]
-    mem_bytes += built.missing_bytes(chosen)
-    return StrategyCosts(mem_bytes, found.mem_bytes, compute_ns, np.zeros_like(compute_ns))
+        return StrategyCosts(frontier.mem_bytes, frontier.time_ns + compute_ns - overlap_ns, compute_ns, overlap_ns)
+    mem_bytes = np.zeros(len(frontier), np.int64)
+    for i, node in enumerate(problem.problem.nodes):
+        mem_bytes += node.mem_bytes[strategies[:, i]]
+    for edge in problem.problem.edges:
+        mem_bytes += edge.mem_bytes[strategies[:, edge.source], strategies[:, edge.target]]
+    mem_bytes += problem.missing_bytes(strategies)
+    return StrategyCosts(mem_bytes, frontier.mem_bytes, compute_ns, np.zeros_like(compute_ns))

@@ -31,9 +31,9 @@ def program_positions(graph: Graph, nodes: Sequence[FusionGroup], consumers: Map
     positions = [program[node.name] for node in nodes]
     for n, node in enumerate(nodes):
         if all(op.type in SOURCES for op in node.operators):
-            of_node = (consumer for op in node.operators for consumer in consumers.get(op.result.name, ()))
-            taken = [positions[number[each.name]] for each in of_node if not (each.is_step or each.is_update)]
-            positions[n] = min(taken, default=positions[n])
+            readers = (consumer for op in node.operators for consumer in consumers.get(op.result.name, ()))
+            places = [positions[number[reader.name]] for reader in readers if not (reader.is_step or reader.is_update)]
+            positions[n] = min(places, default=positions[n])
     return positions
 
 
@@ -49,8 +49,8 @@ class OverlapTimes:
     def __init__(self, reshardings: ReshardingCosting, positions: list[int], states: Sequence[States]) -> None:
         self.positions = positions
         self._reshardings = reshardings
-        self._backward_ns = [each.backward_ns for each in states]
-        self._overlappable_ns: dict[int, Ints] = {i: each.overlappable_ns for i, each in enumerate(states)}
+        self._backward_ns = [node_states.backward_ns for node_states in states]
+        self._overlappable_ns: dict[int, Ints] = {i: node_states.overlappable_ns for i, node_states in enumerate(states)}
         self._edges: dict[int, tuple[int, Ints]] = {}
         self._hideable: dict[int, Ints] = {}
 

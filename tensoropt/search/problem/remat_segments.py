@@ -96,24 +96,24 @@ def segments_of(nodes: Sequence[FusionGroup], costing: OperatorCosting, n_device
     saved_bytes = {op.name: _saved_bytes(op, costing) if op.name in path else 0 for op in program}
     gathered = {op.name: n_devices * _gathered_bytes(op, costing) if op.name in path else 0 for op in program}
     last = _last_consumers(program)
-    far = LONG * len(program)
-    lasting = {op.name for i, op in enumerate(program) if any(last.get(t.name, i) - i > far for t in op.outputs)}
-    cuts = _cuts(program, path - lasting, last)
-    chosen = _chosen(cuts, [saved_bytes[op.name] for op in program], [gathered[op.name] for op in program])
-    if not chosen:
+    long_span = LONG * len(program)
+    lasting_names = {op.name for i, op in enumerate(program) if any(last.get(t.name, i) - i > long_span for t in op.outputs)}
+    cuts = _cuts(program, path - lasting_names, last)
+    boundaries = _choose_cuts(cuts, [saved_bytes[op.name] for op in program], [gathered[op.name] for op in program])
+    if not boundaries:
         return NO_SEGMENTS
-    bounds = np.array([cut.after for cut in chosen])
+    bounds = np.array([cut.after for cut in boundaries])
     segment_of = {op.name: int(np.searchsorted(bounds, i)) for i, op in enumerate(program)}
-    cut_through = _with_viewed(graph, lasting.union(cut.producer for cut in chosen))
+    cut_through = _add_viewed(graph, lasting_names.union(cut.producer for cut in boundaries))
     sizes = Counter[int]()
     for op in program:
         sizes[segment_of[op.name]] += saved_bytes[op.name]
-    possible: dict[int, Rematerializable] = {}
+    options: dict[int, Rematerializable] = {}
     for number, node in enumerate(nodes):
-        by_segment = Counter[int]()
+        segment_bytes = Counter[int]()
         for op in node.operators:
-            by_segment[segment_of[op.name]] += max(saved_bytes[op.name], op.name in path)
-        (segment, _), = by_segment.most_common(1)
+            segment_bytes[segment_of[op.name]] += max(saved_bytes[op.name], op.name in path)
+        (segment, _), = segment_bytes.most_common(1)
         indices = tuple(
             i
             for i, op in enumerate(node.operators)
@@ -121,42 +121,42 @@ def segments_of(nodes: Sequence[FusionGroup], costing: OperatorCosting, n_device
             and may_be_rematerialized_at_all(graph, op, rule_of(op), costing.backward.gradients)
         )
         if indices:
-            possible[number] = Rematerializable(indices, segment)
-    found = _worth_it(nodes, possible, costing, sizes.values())
+            options[number] = Rematerializable(indices, segment)
+    worthwhile = _worth_it(nodes, options, costing, sizes.values())
     largest = max(sizes.values())
-    return Segments(found, frozenset(segment for segment, size in sizes.items() if size >= LARGE * largest))
+    return Segments(worthwhile, frozenset(segment for segment, size in sizes.items() if size >= LARGE * largest))
 
 
 def _worth_it(
-    nodes: Sequence[FusionGroup], possible: Mapping[int, Rematerializable], costing: OperatorCosting, sizes: Collection[int]
+    nodes: Sequence[FusionGroup], options: Mapping[int, Rematerializable], costing: OperatorCosting, sizes: Collection[int]
 ) -> dict[int, Rematerializable]:
     """Return the nodes whose rematerialization can pay: those that save much, and the producers of their operands.
 
     The operands would have to be saved instead if their producers couldn't be rematerialized too.
     """
     node_of = {op.name: number for number, node in enumerate(nodes) for op in node.operators}
-    made_by = {
-        number: [op for i, op in enumerate(nodes[number].operators) if i in each.indices]
-        for number, each in possible.items()
+    operators_of = {
+        number: [op for i, op in enumerate(nodes[number].operators) if i in option.indices]
+        for number, option in options.items()
     }
-    saved_bytes = {number: sum(_saved_bytes(op, costing) for op in made) for number, made in made_by.items()}
+    saved_bytes = {number: sum(_saved_bytes(op, costing) for op in operators) for number, operators in operators_of.items()}
     total = sum(saved_bytes.values())
-    least = LEAST_SHARE * total
-    if sum(n_bytes for n_bytes in saved_bytes.values() if n_bytes >= least) < ENOUGH * total:
-        least = min(least, LEAST_OF_SEGMENT * _typical(sizes))
-    least = max(1.0, least)
-    pending = [number for number, n_bytes in saved_bytes.items() if n_bytes >= least]
-    found = set(pending)
+    threshold = LEAST_SHARE * total
+    if sum(n_bytes for n_bytes in saved_bytes.values() if n_bytes >= threshold) < ENOUGH * total:
+        threshold = min(threshold, LEAST_OF_SEGMENT * _typical(sizes))
+    threshold = max(1.0, threshold)
+    pending = [number for number, n_bytes in saved_bytes.items() if n_bytes >= threshold]
+    numbers = set(pending)
     while pending:
-        for op in made_by[pending.pop()]:
+        for op in operators_of[pending.pop()]:
             for _, tensor in op.operands:
                 producer = costing.graph.producers[tensor.name]
                 number = node_of.get(producer.name, -1)
-                is_new = number not in found and any(producer is each for each in made_by.get(number, ()))
-                if is_new and tensor.mem_bytes >= least:
-                    found.add(number)
+                is_new = number not in numbers and any(producer is op for op in operators_of.get(number, ()))
+                if is_new and tensor.mem_bytes >= threshold:
+                    numbers.add(number)
                     pending.append(number)
-    return {number: possible[number] for number in sorted(found)}
+    return {number: options[number] for number in sorted(numbers)}
 
 
 def _typical(sizes: Collection[int]) -> int:
@@ -197,20 +197,20 @@ def _last_consumers(program: Sequence[Operator]) -> dict[str, int]:
 def _cuts(program: Sequence[Operator], path: set[str], last: Mapping[str, int]) -> list[_Cut]:
     """Return all possible cuts: where exactly one result of the path's operators is still used."""
     alive: dict[str, tuple[int, str, int]] = {}
-    found = []
+    cuts = []
     for i, op in enumerate(program):
         if op.name in path:
             for tensor in op.outputs:
                 if last.get(tensor.name, i) > i:
                     alive[tensor.name] = last[tensor.name], op.name, tensor.mem_bytes
-        alive = {name: each for name, each in alive.items() if each[0] > i}
+        alive = {name: entry for name, entry in alive.items() if entry[0] > i}
         if len(alive) == 1 and op.name in path:
             ((_, producer, n_bytes),) = alive.values()
-            found.append(_Cut(i, producer, n_bytes))
-    return found
+            cuts.append(_Cut(i, producer, n_bytes))
+    return cuts
 
 
-def _with_viewed(graph: Graph, names: set[str]) -> set[str]:
+def _add_viewed(graph: Graph, names: set[str]) -> set[str]:
     """Return the named operators, and those whose results theirs are views of."""
 
     def viewed(name: str) -> list[str]:
@@ -221,7 +221,7 @@ def _with_viewed(graph: Graph, names: set[str]) -> set[str]:
     return set(reached(names, viewed))
 
 
-def _chosen(cuts: Sequence[_Cut], saved_bytes: Sequence[int], gathered: Sequence[int]) -> list[_Cut]:
+def _choose_cuts(cuts: Sequence[_Cut], saved_bytes: Sequence[int], gathered: Sequence[int]) -> list[_Cut]:
     """Return the cuts of the finest division whose cost (see :func:`_cost`) is about the least.
 
     No cuts where every division holds as many bytes of results at once as no division does.
@@ -235,19 +235,19 @@ def _chosen(cuts: Sequence[_Cut], saved_bytes: Sequence[int], gathered: Sequence
     divisions = {(), tuple(range(len(cuts)))}
     limits = product(*(_limits(int(low), int(high)) for low, high in zip(smallest, ends[:, -1], strict=True)))
     divisions |= _within(n_bytes, ends, np.array(list(limits), np.int64))
-    of_results, of_all = ({taken: _cost(taken, n_bytes, of) for taken in divisions} for of in (ends[:1], ends))
-    most_of_results = (1 + SLACK_OF_RESULTS) * min(of_results.values())
-    good = [taken for taken in divisions if of_results[taken] <= most_of_results and of_results[taken] < of_results[()]]
-    if not good:
+    result_cost, costs = ({picks: _cost(picks, n_bytes, rows) for picks in divisions} for rows in (ends[:1], ends))
+    most_of_results = (1 + SLACK_OF_RESULTS) * min(result_cost.values())
+    pool = [picks for picks in divisions if result_cost[picks] <= most_of_results and result_cost[picks] < result_cost[()]]
+    if not pool:
         return []
-    most = (1 + SLACK) * min(of_all[taken] for taken in good)
-    finest = max((taken for taken in good if of_all[taken] <= most), key=lambda taken: (len(taken), -of_all[taken], taken))
+    limit = (1 + SLACK) * min(costs[picks] for picks in pool)
+    finest = max((picks for picks in pool if costs[picks] <= limit), key=lambda picks: (len(picks), -costs[picks], picks))
     return [cuts[i] for i in finest]
 
 
-def _cost(taken: tuple[int, ...], n_bytes: Sequence[int], ends: np.ndarray) -> int:
+def _cost(picks: tuple[int, ...], n_bytes: Sequence[int], ends: np.ndarray) -> int:
     """Return the bytes of the cut tensors plus, for each row of ``ends``, those of the largest segment between cuts."""
-    return int(np.diff(ends[:, [*taken, -1]], prepend=0).max(axis=1).sum()) + sum(n_bytes[i] for i in taken)
+    return int(np.diff(ends[:, [*picks, -1]], prepend=0).max(axis=1).sum()) + sum(n_bytes[i] for i in picks)
 
 
 def _limits(low: int, high: int) -> list[int]:
@@ -266,20 +266,20 @@ def _within(n_bytes: Sequence[int], ends: np.ndarray, limits: np.ndarray) -> set
     """
     starts = np.concatenate([np.zeros((len(ends), 1), np.int64), ends[:, :-1]], axis=1)
     first = np.zeros((ends.shape[1], len(limits)), np.int64)  # the first place from which a segment up to each end may go
-    for start, end, most in zip(starts, ends, limits.T, strict=True):
-        np.maximum(first, np.searchsorted(start, end[:, None] - most), out=first)
+    for start, end, limit in zip(starts, ends, limits.T, strict=True):
+        np.maximum(first, np.searchsorted(start, end[:, None] - limit), out=first)
     first = np.unique(np.minimum(first, np.arange(len(first))[:, None]), axis=1)
     cost, origin = np.zeros((2, len(first) + 1, first.shape[1]), np.int64)  # up to each place, which is behind a cut
-    for i, lowest in enumerate(first):
-        low = int(lowest.min())
-        among = np.where(np.arange(low, i + 1)[:, None] >= lowest, cost[low : i + 1], np.iinfo(np.int64).max)
-        origin[i + 1] = i - among[::-1].argmin(axis=0)
+    for i, first_places in enumerate(first):
+        low = int(first_places.min())
+        candidates = np.where(np.arange(low, i + 1)[:, None] >= first_places, cost[low : i + 1], np.iinfo(np.int64).max)
+        origin[i + 1] = i - candidates[::-1].argmin(axis=0)
         cost[i + 1] = np.take_along_axis(cost, origin[i + 1 : i + 2], axis=0)[0] + (n_bytes[i] if i < len(n_bytes) else 0)
-    found = set()
-    for of_limits in origin.T.tolist():
-        taken, place = [], of_limits[-1]
+    divisions = set()
+    for origins in origin.T.tolist():
+        picks, place = [], origins[-1]
         while place > 0:
-            taken.append(place - 1)
-            place = of_limits[place]
-        found.add(tuple(taken[::-1]))
-    return found
+            picks.append(place - 1)
+            place = origins[place]
+        divisions.add(tuple(picks[::-1]))
+    return divisions

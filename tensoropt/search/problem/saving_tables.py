@@ -38,12 +38,12 @@ def direct_regathered(charge: ResidualCharge) -> Table:
         ResidualCharge.REGATHERED_OF_SAVED,
     )
     return tuple(
-        (unread, regathered, fixed, regathered, regathered)
-        for (unread, _, fixed, *_), regathered in zip(saved, policies, strict=True)
+        (unread, regathered, fixed_charge, regathered, regathered)
+        for (unread, _, fixed_charge, *_), regathered in zip(saved, policies, strict=True)
     )
 
 
-def to_shared(of_copy: ResidualCharge, charge: ResidualCharge, can_be_regathered: bool) -> Table:
+def to_shared(copy_charge: ResidualCharge, charge: ResidualCharge, can_be_regathered: bool) -> Table:
     """Return the Table of a shared copy of a produced tensor.
 
     Rows are the tensor's policies SAVED and REMATERIALIZED; columns the shared copy's policies SAVED, REMATERIALIZED,
@@ -51,19 +51,19 @@ def to_shared(of_copy: ResidualCharge, charge: ResidualCharge, can_be_regathered
     """
     regathered = ResidualCharge.REGATHERED if charge == ResidualCharge.COPY else ResidualCharge.REGATHERED_OF_SAVED
     return (
-        (of_copy, ResidualCharge.FORBIDDEN, _NOTHING, regathered),
+        (copy_charge, ResidualCharge.FORBIDDEN, _NOTHING, regathered),
         (
-            _NOTHING if of_copy == _NOTHING else ResidualCharge.COPY_OF_REMATERIALIZED,
+            _NOTHING if copy_charge == _NOTHING else ResidualCharge.COPY_OF_REMATERIALIZED,
             ResidualCharge.REGATHERED_OF_SAVED if can_be_regathered else ResidualCharge.LOCAL_OF_REMATERIALIZED,
-            _NOTHING if of_copy == _NOTHING else ResidualCharge.UNREAD_OF_REMATERIALIZED,
+            _NOTHING if copy_charge == _NOTHING else ResidualCharge.UNREAD_OF_REMATERIALIZED,
             ResidualCharge.FORBIDDEN,
         ),
     )
 
 
-def of_shared(of_consumer: ResidualCharge) -> Table:
+def of_shared(consumer_charge: ResidualCharge) -> Table:
     """Return the Table of a consumer's copy of a shared copy; rows are the shared copy's policies, in the same order."""
-    of_rematerialized = (
+    remat_row = (
         _NOTHING,
         ResidualCharge.FROM_REMATERIALIZED,
         ResidualCharge.VIEW_OF_REMATERIALIZED,
@@ -71,8 +71,8 @@ def of_shared(of_consumer: ResidualCharge) -> Table:
         ResidualCharge.FROM_REMATERIALIZED,
     )
     return (
-        (_NOTHING, *(of_consumer,) * 4),
-        of_rematerialized,
+        (_NOTHING, *(consumer_charge,) * 4),
+        remat_row,
         (_NOTHING, *(ResidualCharge.FROM_SHARED_UNREAD,) * 4),
-        of_rematerialized,
+        remat_row,
     )

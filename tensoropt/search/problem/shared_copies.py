@@ -84,24 +84,24 @@ class SharedCopies:
         self._states: dict[tuple[object, ...], SharedStates] = {}
         self._within: dict[tuple[object, ...], CopyWithin] = {}
 
-    def choice(self, produced: Choice, ends: list[ConsumerEnd]) -> Choice:
+    def choice(self, layout: Choice, ends: list[ConsumerEnd]) -> Choice:
         """Return the operand shardings that a tensor's shared copy may have.
 
         They are the produced layouts (sums completed), and all that more than one consumer asks for.
         """
-        key = id(produced), *(id(end.shardings) for end in ends)
+        key = id(layout), *(id(end.shardings) for end in ends)
         if key not in self._copies:
-            numbers, values = produced.values.numbers, produced.values
-            asked = Counter(copy for each in as_copies(ends) for copy in dict.fromkeys(each.codes.tolist()))
-            summed = numbers.with_partial(values.layouts, np.zeros_like(values.layouts))
-            as_produced = Shardings(numbers, summed, values.unreduced).codes.tolist()
-            codes = dict.fromkeys([*as_produced, *(copy for copy, times in asked.items() if times > 1)])
+            numbers, values = layout.values.numbers, layout.values
+            n_consumers = Counter(copy for copies in as_copies(ends) for copy in dict.fromkeys(copies.codes.tolist()))
+            layouts = numbers.with_partial(values.layouts, np.zeros_like(values.layouts))
+            as_produced = Shardings(numbers, layouts, values.unreduced).codes.tolist()
+            codes = dict.fromkeys([*as_produced, *(copy for copy, times in n_consumers.items() if times > 1)])
             shared = Shardings.of_codes(numbers, np.array(list(codes), np.int64))
             self._copies[key] = Choice(shared, np.arange(len(shared)))
         return self._copies[key]
 
     def states(
-        self, made: ProducedTensor, consumers: list[ConsumerEnd], shared: Choice, charge: ResidualCharge, may_regather: bool
+        self, value: ProducedTensor, consumers: list[ConsumerEnd], shared: Choice, charge: ResidualCharge, may_regather: bool
     ) -> SharedStates:
         """Return the states of a shared copy's node, up to four for each operand sharding.
 
@@ -119,31 +119,31 @@ class SharedCopies:
             charge: what a read copy of the tensor saves.
             may_regather: whether copies of the tensor may be regathered.
         """
-        of_tensor = made.tensor.shape, made.tensor.item_bytes, charge, may_regather
-        key = *of_tensor, id(made.end), id(shared), *(id(consumer.end) for consumer in consumers)
+        tensor_key = value.tensor.shape, value.tensor.item_bytes, charge, may_regather
+        key = *tensor_key, id(value.end), id(shared), *(id(consumer.end) for consumer in consumers)
         if key not in self._states:
-            self._states[key] = self._of_policies(made, consumers, shared, charge, may_regather)
+            self._states[key] = self._make_states(value, consumers, shared, charge, may_regather)
         return self._states[key]
 
-    def _of_policies(
-        self, made: ProducedTensor, consumers: list[ConsumerEnd], shared: Choice, charge: ResidualCharge, may_regather: bool
+    def _make_states(
+        self, value: ProducedTensor, consumers: list[ConsumerEnd], shared: Choice, charge: ResidualCharge, may_regather: bool
     ) -> SharedStates:
-        tensor, readers = made.tensor, [consumer for consumer in consumers if consumer.reads]
-        varies = made.may_be_rematerialized or any(consumer.may_read_or_not for consumer in consumers)
-        of_copy = of_consumer = charge if readers else ResidualCharge.NOTHING
+        tensor, readers = value.tensor, [consumer for consumer in consumers if consumer.reads]
+        varies = value.may_be_rematerialized or any(consumer.may_read_or_not for consumer in consumers)
+        copy_charge = consumer_charge = charge if readers else ResidualCharge.NOTHING
         if len(readers) == 1 and charge == ResidualCharge.COPY and not varies:
-            of_copy = ResidualCharge.NOTHING
+            copy_charge = ResidualCharge.NOTHING
         elif readers:
-            of_consumer = ResidualCharge.COPY_OF_SAVED
-        can_be_regathered = bool(may_regather and readers and all(each.can_be_regathered for each in readers))
-        none, everything = np.zeros(0, np.intp), np.arange(len(shared.values))
-        regathered = self.arrays.worth_regathering(tensor, made.produced, shared) if can_be_regathered else none
-        from_rematerialized = everything if readers and made.may_be_rematerialized else none
-        no_unread = of_copy == ResidualCharge.NOTHING and not (readers and varies)
-        unread = none if no_unread else everything if readers and varies else self._may_be_unread(shared, readers)
-        by_policy = {SAVED: everything, REGATHERED: regathered, REMATERIALIZED: from_rematerialized, UNCHARGED: unread}
-        index = np.concatenate(list(by_policy.values()))
-        policy = np.repeat(list(by_policy), [len(indices) for indices in by_policy.values()])
+            consumer_charge = ResidualCharge.COPY_OF_SAVED
+        can_be_regathered = bool(may_regather and readers and all(reader.can_be_regathered for reader in readers))
+        no_rows, all_rows = np.zeros(0, np.intp), np.arange(len(shared.values))
+        regathered = self.arrays.worth_regathering(tensor, value.produced, shared) if can_be_regathered else no_rows
+        remat_rows = all_rows if readers and value.may_be_rematerialized else no_rows
+        is_always_read = copy_charge == ResidualCharge.NOTHING and not (readers and varies)
+        unread = no_rows if is_always_read else all_rows if readers and varies else self._may_be_unread(shared, readers)
+        rows_by_policy = {SAVED: all_rows, REGATHERED: regathered, REMATERIALIZED: remat_rows, UNCHARGED: unread}
+        index = np.concatenate(list(rows_by_policy.values()))
+        policy = np.repeat(list(rows_by_policy), [len(indices) for indices in rows_by_policy.values()])
         return SharedStates(
             End(Choice(shared.values, index), policy, is_shared=True),
             shared.values.at(index),
@@ -151,8 +151,8 @@ class SharedCopies:
             np.isin(policy, (REGATHERED, REMATERIALIZED)),
             can_be_regathered,
             np.zeros(len(index), np.int64),
-            to_shared(of_copy, charge, can_be_regathered),
-            of_shared(of_consumer),
+            to_shared(copy_charge, charge, can_be_regathered),
+            of_shared(consumer_charge),
         )
 
     def _may_be_unread(self, shared: Choice, readers: list[ConsumerEnd]) -> np.ndarray:
@@ -180,20 +180,20 @@ class SharedCopies:
             self.arrays.expect(tensor, [choice])
             source = End(choice, np.full(n_states, UNCHARGED), is_shared=True)
             table = direct(ResidualCharge.COPY_OF_SAVED)
-            others = [self.arrays.along(tensor, source, other.end, table) for other in consumers]
-            options.append((choice, others))
-        best = np.argmin([np.sum([other.time_ns for other in others], axis=0) for _, others in options], axis=0)
+            use_costs = [self.arrays.along(tensor, source, target.end, table) for target in consumers]
+            options.append((choice, use_costs))
+        best = np.argmin([np.sum([cost.time_ns for cost in use_costs], axis=0) for _, use_costs in options], axis=0)
         codes = np.stack([choice.values.codes[choice.index] for choice, _ in options])[best, np.arange(n_states)]
         shardings = Shardings.of_codes(options[0][0].values.numbers, codes)
         shared = Choice.of(shardings)
         # Regathered only where all consumers that read the copy do so without a copy of their own.
         policies = np.stack([consumer.end.policy for consumer in consumers])
-        own = [each.shardings.values.layouts[each.shardings.index] for each in consumers]
-        has_its_own = shardings.layouts != np.stack(own)
-        fixed = ((policies != UNREAD) & ((policies == FIXED) | has_its_own)).any(axis=0)
+        layouts = [consumer.shardings.values.layouts[consumer.shardings.index] for consumer in consumers]
+        has_own_copy = shardings.layouts != np.stack(layouts)
+        is_fixed = ((policies != UNREAD) & ((policies == FIXED) | has_own_copy)).any(axis=0)
         policy = np.full(n_states, UNREAD)
-        for each in (PASSED, READ, HELD):
-            policy[(policies == each).any(axis=0)] = each
-        policy[fixed] = FIXED
-        costs = [(other, best == k) for k, (_, others) in enumerate(options) for other in others]
+        for choice_policy in (PASSED, READ, HELD):
+            policy[(policies == choice_policy).any(axis=0)] = choice_policy
+        policy[is_fixed] = FIXED
+        costs = [(cost, best == k) for k, (_, use_costs) in enumerate(options) for cost in use_costs]
         return CopyWithin(End(shared, policy), shardings, np.zeros(n_states, bool), costs)

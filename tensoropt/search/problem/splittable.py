@@ -26,14 +26,14 @@ def check_usable(graph: Graph, hardware: Hardware, parallelism: int) -> None:
     """
     mesh = hardware.mesh(parallelism)
     kinds = {_factors(rule_of(op)): op for op in graph.step_operators if op.type not in SOURCES and op.updates is None}
-    used, most = max(((most_devices(factors, _axes(mesh)), op) for factors, op in kinds.items()), key=lambda pair: pair[0])
-    if used == parallelism:
+    size, widest = max(((most_devices(factors, _axes(mesh)), op) for factors, op in kinds.items()), key=lambda pair: pair[0])
+    if size == parallelism:
         return
-    fewer = (count for count in reversed(hardware.parallelisms()) if count <= used)
-    usable = (count for count in fewer if any(most_devices(f, _axes(hardware.mesh(count))) == count for f in kinds))
+    fewer = (count for count in reversed(hardware.parallelisms()) if count <= size)
+    counts = (count for count in fewer if any(most_devices(f, _axes(hardware.mesh(count))) == count for f in kinds))
     raise InputError(
         f"{parallelism} devices {mesh} can't be used: no operator has dimensions that can be split so often, the most is "
-        f"{counted(used, 'device')}, by {most.where()}; use {next(usable, 1)}"
+        f"{counted(size, 'device')}, by {widest.where()}; use {next(counts, 1)}"
     )
 
 
@@ -51,13 +51,13 @@ def most_devices(factors: Factors, axes: Sequence[int]) -> int:
 
     O(product over factors of the number of different degrees): assignments with the same degrees are one.
     """
-    reachable = {(1,) * len(factors)}
+    combinations = {(1,) * len(factors)}
     for axis in axes:
-        more = set()
-        for degrees in reachable:
+        extensions = set()
+        for degrees in combinations:
             for i, (extent, is_even) in enumerate(factors):
                 degree = degrees[i] * axis
                 if degree <= extent and not (is_even and extent % degree):
-                    more.add((*degrees[:i], degree, *degrees[i + 1 :]))
-        reachable |= more
-    return max(math.prod(degrees) for degrees in reachable)
+                    extensions.add((*degrees[:i], degree, *degrees[i + 1 :]))
+        combinations |= extensions
+    return max(math.prod(degrees) for degrees in combinations)

@@ -74,18 +74,18 @@ class StrategyProblem:
         """Return the number of states of all nodes that are operators."""
         return sum(states.n_states for _, states in self.nodes)
 
-    def strategy(self, chosen: Sequence[int]) -> Strategy:
+    def strategy(self, node_states: Sequence[int]) -> Strategy:
         """Return the strategy that one state for each node means."""
         configs = {
-            op.name: of_op[index[int(state)]]
-            for (node, states), state in zip(self.nodes, chosen, strict=False)
-            for op, of_op, index in zip(node.operators, states.configs, states.index, strict=True)
+            op.name: op_configs[index[int(state)]]
+            for (node, states), state in zip(self.nodes, node_states, strict=False)
+            for op, op_configs, index in zip(node.operators, states.configs, states.index, strict=True)
         }
-        shared = {copy.tensor.name: copy.shardings[int(chosen[copy.node])] for copy in self.shared}
-        regathered = frozenset(choice.copy for choice in self.choices if choice.is_regathered[int(chosen[choice.node])])
+        shared = {copy.tensor.name: copy.shardings[int(node_states[copy.node])] for copy in self.shared}
+        regathered = frozenset(choice.copy for choice in self.choices if choice.is_regathered[int(node_states[choice.node])])
         rematerialized = frozenset(
             node.operators[i].name
-            for (node, states), state in zip(self.nodes, chosen, strict=False)
+            for (node, states), state in zip(self.nodes, node_states, strict=False)
             for i in states.rematerialized
             if states.rematerializes[int(state)]
         )
@@ -101,12 +101,12 @@ class StrategyProblem:
             ValueError: the strategy is not in the space, or shares a copy that nobody asks for.
         """
         states = np.zeros(len(self.problem.nodes), np.int32)
-        for i, (node, possible) in enumerate(self.nodes):
-            are_equal = np.ones(possible.n_states, bool)
-            for op, of_op, index in zip(node.operators, possible.configs, possible.index, strict=True):
-                are_equal &= np.array([config == strategy.configs[op.name] for config in of_op], bool)[index]
-            names = {node.operators[k].name for k in possible.rematerialized}
-            are_equal &= possible.rematerializes == bool(names & strategy.rematerialized)
+        for i, (node, options) in enumerate(self.nodes):
+            are_equal = np.ones(options.n_states, bool)
+            for op, op_configs, index in zip(node.operators, options.configs, options.index, strict=True):
+                are_equal &= np.array([config == strategy.configs[op.name] for config in op_configs], bool)[index]
+            names = {node.operators[k].name for k in options.rematerialized}
+            are_equal &= options.rematerializes == bool(names & strategy.rematerialized)
             if not are_equal.any():
                 raise ValueError(f"no state of the node of {node.operators[0].where()} is the strategy's")
             states[i] = np.argmax(are_equal)
@@ -117,78 +117,78 @@ class StrategyProblem:
         for choice in self.choices:
             if choice.node not in shared:
                 (edge,) = (edge for edge in self.problem.edges if edge.target == choice.node)
-                fits = edge.time_ns[states[edge.source]] < INFEASIBLE
-                is_it = fits & (choice.is_regathered == (choice.copy in strategy.regathered))
+                is_allowed = edge.time_ns[states[edge.source]] < INFEASIBLE
+                is_same = is_allowed & (choice.is_regathered == (choice.copy in strategy.regathered))
                 # Where nothing is resharded, saving and regathering are the same, and one of them may be missing.
-                states[choice.node] = np.argmax(is_it if is_it.any() else fits)
+                states[choice.node] = np.argmax(is_same if is_same.any() else is_allowed)
         choices = {choice.node: choice for choice in self.choices}
         for copy in self.shared:
             if copy.node in shared:
-                wanted = copy.shardings[states[copy.node]]
-                fits = np.array([sharding == wanted for sharding in copy.shardings], bool)
-                is_it = fits.copy()
+                copy_sharding = copy.shardings[states[copy.node]]
+                is_allowed = np.array([sharding == copy_sharding for sharding in copy.shardings], bool)
+                is_same = is_allowed.copy()
                 if copy.node in choices:
                     choice = choices[copy.node]
-                    is_it &= choice.is_regathered == (choice.copy in strategy.regathered)
-                states[copy.node] = self._cheapest(copy.node, is_it, fits, states)
+                    is_same &= choice.is_regathered == (choice.copy in strategy.regathered)
+                states[copy.node] = self._cheapest(copy.node, is_same, is_allowed, states)
         return states
 
-    def _cheapest(self, node: int, is_it: np.ndarray, fits: np.ndarray, states: np.ndarray) -> int:
-        """Return the cheapest of the node's states ``is_it``, given its neighbours' states: least memory, then least time.
+    def _cheapest(self, node: int, is_same: np.ndarray, is_allowed: np.ndarray, states: np.ndarray) -> int:
+        """Return the cheapest of the node's states ``is_same``, given its neighbours' states: least memory, then least time.
 
-        Whether a shared copy is saved follows from what the neighbours read. If no state of ``is_it`` is compatible with
-        them, one of ``fits`` is taken: plans don't name a copy of a rematerialized tensor for which nothing is done.
+        Whether a shared copy is saved follows from what the neighbours read. If no state of ``is_same`` is compatible with
+        them, one of ``is_allowed`` is taken: plans don't name a copy of a rematerialized tensor for which nothing is done.
         """
         mem, time_ns = self.problem.nodes[node].mem_bytes.copy(), self.problem.nodes[node].time_ns.copy()
         for edge in self.problem.edges:
             if node in (edge.source, edge.target):
-                here = (slice(None), states[edge.target]) if edge.source == node else (states[edge.source], slice(None))
-                mem, time_ns = mem + edge.mem_bytes[here], time_ns + edge.time_ns[here]
-        among = np.flatnonzero(is_it & (time_ns < INFEASIBLE))
-        among = among if len(among) else np.flatnonzero(fits)
-        return int(among[np.lexsort((time_ns[among], mem[among]))[0]])
+                index = (slice(None), states[edge.target]) if edge.source == node else (states[edge.source], slice(None))
+                mem, time_ns = mem + edge.mem_bytes[index], time_ns + edge.time_ns[index]
+        candidates = np.flatnonzero(is_same & (time_ns < INFEASIBLE))
+        candidates = candidates if len(candidates) else np.flatnonzero(is_allowed)
+        return int(candidates[np.lexsort((time_ns[candidates], mem[candidates]))[0]])
 
     def _shared_state(self, copy: SharedCopy, strategy: Strategy, states: np.ndarray) -> int:
         if copy.tensor.name in strategy.shared:
             return copy.shardings.index(strategy.shared[copy.tensor.name])
-        for (node, possible), state in zip(self.nodes, states, strict=False):
-            for op, interfaces, index in zip(node.operators, possible.interfaces, possible.index, strict=True):
+        for (node, options), state in zip(self.nodes, states, strict=False):
+            for op, interfaces, index in zip(node.operators, options.interfaces, options.index, strict=True):
                 if copy.tensor in op.outputs:
-                    produced = interfaces[index[state]].results[op.outputs.index(copy.tensor)]
-                    return next(i for i, sharding in enumerate(copy.shardings) if sharding.layout == produced)
+                    layout = interfaces[index[state]].results[op.outputs.index(copy.tensor)]
+                    return next(i for i, sharding in enumerate(copy.shardings) if sharding.layout == layout)
         raise ValueError(f"no node makes {copy.tensor.name}")
 
-    def missing_bytes(self, chosen: np.ndarray) -> np.ndarray:
+    def missing_bytes(self, strategies: np.ndarray) -> np.ndarray:
         """Return the transient bytes that strategies take beyond their summed memory. int[P, nodes] to int64[P]."""
         if self.transient is None:
-            return np.zeros(len(chosen), np.int64)
-        return self.transient.most_bytes(self.problem, chosen)
+            return np.zeros(len(strategies), np.int64)
+        return self.transient.most_bytes(self.problem, strategies)
 
-    def overlap_ns(self, chosen: np.ndarray) -> np.ndarray:
+    def overlap_ns(self, strategies: np.ndarray) -> np.ndarray:
         """Return the time that overlap saves strategies, compared to the sum of their times. int[P, nodes] to int64[P]."""
         if self.overlap is None:
-            return np.zeros(len(chosen), np.int64)
-        return self.overlap.overlap_ns(self.problem, chosen)
+            return np.zeros(len(strategies), np.int64)
+        return self.overlap.overlap_ns(self.problem, strategies)
 
-    def compute_ns(self, chosen: np.ndarray) -> np.ndarray:
+    def compute_ns(self, strategies: np.ndarray) -> np.ndarray:
         """Return the compute time of strategies; the rest of their time is network. int[..., nodes] to int64[...]."""
-        parts = [states.compute_ns[chosen[..., i]] for i, (_, states) in enumerate(self.nodes)]
+        parts = [states.compute_ns[strategies[..., i]] for i, (_, states) in enumerate(self.nodes)]
         total: np.ndarray = np.asarray(np.sum(parts, axis=0, dtype=np.int64))
         return total
 
-    def of_alike(self, own: Graph, other: Graph) -> StrategyProblem:
+    def of_alike(self, graph: Graph, target: Graph) -> StrategyProblem:
         """Return the problem of a graph that differs from this problem's in names alone.
 
         Costs and states are the same objects, and messages name nodes as they do here.
 
         Args:
-            own: this problem's graph.
-            other: a graph with as many operators, in the same order.
+            graph: this problem's graph.
+            target: a graph with as many operators, in the same order.
         """
-        pairs = list(zip(own.operators.values(), other.operators.values(), strict=True))
-        operators = {mine.name: theirs for mine, theirs in pairs}
+        pairs = list(zip(graph.operators.values(), target.operators.values(), strict=True))
+        operators = {op.name: twin for op, twin in pairs}
         tensors = {
-            tensor.name: like for mine, theirs in pairs for tensor, like in zip(mine.outputs, theirs.outputs, strict=True)
+            tensor.name: result for op, twin in pairs for tensor, result in zip(op.outputs, twin.outputs, strict=True)
         }
 
         def of_copy(copy: Copy) -> Copy:
@@ -209,9 +209,9 @@ class StrategyProblem:
         """Return the problem with every state forbidden in which an operator has a config that isn't allowed."""
         nodes = list(self.problem.nodes)
         for i, (node, states) in enumerate(self.nodes):
-            kept = np.ones(states.n_states, bool)
-            for op, of_op, index in zip(node.operators, states.configs, states.index, strict=True):
-                kept &= np.array([allows(op, config) for config in of_op], bool)[index]
-            costs = (np.where(kept, cost, INFEASIBLE) for cost in (nodes[i].mem_bytes, nodes[i].time_ns))
+            is_allowed = np.ones(states.n_states, bool)
+            for op, op_configs, index in zip(node.operators, states.configs, states.index, strict=True):
+                is_allowed &= np.array([allows(op, config) for config in op_configs], bool)[index]
+            costs = (np.where(is_allowed, cost, INFEASIBLE) for cost in (nodes[i].mem_bytes, nodes[i].time_ns))
             nodes[i] = Node(nodes[i].name, *costs)
         return replace(self, problem=Problem(tuple(nodes), self.problem.edges))

@@ -23,7 +23,7 @@ class Transients:
     """
 
     def __init__(self, segments: Segments) -> None:
-        self._block = {node: each.segment for node, each in segments.nodes.items()}
+        self._block = {node: remat.segment for node, remat in segments.nodes.items()}
         self._large = segments.large
         self._nodes: dict[int, Ints] = {}
         self._edges: dict[int, dict[int, Ints]] = {}
@@ -34,10 +34,10 @@ class Transients:
         if node in self._block:
             self._nodes[node] = transient
 
-    def add(self, node: int, costs: EdgeCosts, where: Ints | bool) -> None:
-        """Add the transient bytes of a resharding within the node, in the states given by ``where``."""
+    def add(self, node: int, costs: EdgeCosts, mask: Ints | bool) -> None:
+        """Add the transient bytes of a resharding within the node, in the states given by ``mask``."""
         if costs.transient is not None and node in self._block:
-            self._nodes[node] = self._sum(self._nodes[node], costs.transient, where)
+            self._nodes[node] = self._sum(self._nodes[node], costs.transient, mask)
 
     def add_edge(self, edge: int, producer: int, consumer: int, costs: EdgeCosts) -> None:
         """Add an edge's transient bytes to the producer's segment, and its held bytes to the consumer's.
@@ -47,15 +47,15 @@ class Transients:
         """
         for node, n_bytes in ((producer, costs.transient), (consumer, costs.held)):
             if n_bytes is not None and node in self._block:
-                of_edge = self._edges.setdefault(edge, {})
-                before = of_edge.get(self._block[node])
-                of_edge[self._block[node]] = n_bytes if before is None else self._sum(before, n_bytes, True)
+                edge_bytes = self._edges.setdefault(edge, {})
+                previous = edge_bytes.get(self._block[node])
+                edge_bytes[self._block[node]] = n_bytes if previous is None else self._sum(previous, n_bytes, True)
 
-    def _sum(self, before: Ints, more: Ints, where: Ints | bool) -> Ints:
+    def _sum(self, base: Ints, extra: Ints, mask: Ints | bool) -> Ints:
         """Return bytes with more added where that is so: one object for the same arrays, as equal layers have them."""
-        key = id(before), id(more), where if isinstance(where, bool) else where.tobytes()
+        key = id(base), id(extra), mask if isinstance(mask, bool) else mask.tobytes()
         if key not in self._sums:
-            self._sums[key] = before + np.where(where, more, 0), (before, more)
+            self._sums[key] = base + np.where(mask, extra, 0), (base, extra)
         return self._sums[key][0]
 
     def transient(self, rematerializes: Mapping[int, Ints], others: Mapping[int, Ints]) -> Transient | None:
@@ -72,10 +72,10 @@ class Transients:
         edges: dict[int, dict[int, Ints]] = {number: {} for number in numbers}
         for node, n_bytes in self._nodes.items():
             nodes[self._block[node]][node] = n_bytes
-        for edge, of_edge in self._edges.items():
-            for number, n_bytes in of_edge.items():
+        for edge, edge_bytes in self._edges.items():
+            for number, n_bytes in edge_bytes.items():
                 edges[number][edge] = n_bytes
         segments = [SegmentMemory(nodes[number], edges[number]) for number in numbers]
         large = frozenset(index for index, number in enumerate(numbers) if number in self._large)
-        plain = {node: np.flatnonzero(~each) for node, each in rematerializes.items()}
-        return Transient(tuple(segments), plain, others, large or frozenset(range(len(segments))))
+        plain_states = {node: np.flatnonzero(~mask) for node, mask in rematerializes.items()}
+        return Transient(tuple(segments), plain_states, others, large or frozenset(range(len(segments))))

@@ -43,31 +43,31 @@ class _AdjacentEdge:
     transient: np.ndarray | None
 
 
-def adopted(built: StrategyProblem, other: StrategyProblem, strategies: np.ndarray) -> np.ndarray:
-    """Return strategies of ``other``, int32[P, its nodes], as states of ``built``, int32[P, nodes].
+def adopted(target: StrategyProblem, source: StrategyProblem, strategies: np.ndarray) -> np.ndarray:
+    """Return strategies of ``source``, int32[P, its nodes], as states of ``target``, int32[P, nodes].
 
     Args:
-        other: a problem of the same graph, mesh and space; ``built`` has all of its choices.
+        source: a problem of the same graph, mesh and space; ``target`` has all of its choices.
     """
-    problem = built.problem
-    found = np.zeros((len(strategies), len(problem.nodes)), np.int32)
-    found[:, : len(built.nodes)] = strategies[:, : len(built.nodes)]
+    problem = target.problem
+    adopted_states = np.zeros((len(strategies), len(problem.nodes)), np.int32)
+    adopted_states[:, : len(target.nodes)] = strategies[:, : len(target.nodes)]
     edges: dict[int, list[_AdjacentEdge]] = defaultdict(list)
     for number, edge in enumerate(problem.edges):
-        adjacent = _AdjacentEdge(edge, _transient_bytes(built, number))
+        adjacent = _AdjacentEdge(edge, _transient_bytes(target, number))
         edges[edge.source].append(adjacent)
         edges[edge.target].append(adjacent)
-    for meaning in _meanings(built, other, strategies):
+    for meaning in _meanings(target, source, strategies):
         node = meaning.node
-        others = [each.edge.target if each.edge.source == node else each.edge.source for each in edges[node]]
-        context = np.concatenate([found[:, others], meaning.of_strategy[:, None]], axis=1)
+        neighbours = [edge.edge.target if edge.edge.source == node else edge.edge.source for edge in edges[node]]
+        context = np.concatenate([adopted_states[:, neighbours], meaning.of_strategy[:, None]], axis=1)
         first, member = _distinct_rows(context)
         states = [
-            _cheapest(problem.nodes[node], node, edges[node], meaning.states[meaning.of_strategy[row]], found[row])
+            _cheapest(problem.nodes[node], node, edges[node], meaning.states[meaning.of_strategy[row]], adopted_states[row])
             for row in first
         ]
-        found[:, node] = np.array(states, np.int32)[member]
-    return found
+        adopted_states[:, node] = np.array(states, np.int32)[member]
+    return adopted_states
 
 
 def _distinct_rows(rows: np.ndarray) -> tuple[list[int], list[int]]:
@@ -85,58 +85,58 @@ def _distinct_rows(rows: np.ndarray) -> tuple[list[int], list[int]]:
     return first, kinds
 
 
-def _meanings(built: StrategyProblem, other: StrategyProblem, strategies: np.ndarray) -> Iterator[_Meaning]:
+def _meanings(target: StrategyProblem, source: StrategyProblem, strategies: np.ndarray) -> Iterator[_Meaning]:
     """Yield, for each node of a copy, what the strategies mean by it.
 
     For a shared copy that is its operand sharding and whether it is saved or regathered; for another copy, only whether it
     is saved or regathered.
     """
-    shared_before = {copy.tensor.name: copy for copy in other.shared}
-    before = {choice.copy: choice for choice in other.choices}
+    shared_before = {copy.tensor.name: copy for copy in source.shared}
+    source_choices = {choice.copy: choice for choice in source.choices}
     regathered, regathered_before = (
-        {choice.node: choice.is_regathered for choice in each.choices} for each in (built, other)
+        {choice.node: choice.is_regathered for choice in problem.choices} for problem in (target, source)
     )
-    shared = [copy for copy in built.shared if copy.node >= len(built.nodes)]
+    shared = [copy for copy in target.shared if copy.node >= len(target.nodes)]
     for copy in shared:
-        was = shared_before[copy.tensor.name]
+        source_copy = shared_before[copy.tensor.name]
         number = {code: i for i, code in enumerate(dict.fromkeys(copy.shardings.codes.tolist()))}
-        codes = (of.shardings.in_numbers(copy.shardings.numbers).codes.tolist() for of in (was, copy))
-        wanted, offered = (np.array([number.get(code, -1) for code in each], np.intp) for each in codes)
-        is_requested = wanted[:, None] == offered
+        codes = (version.shardings.in_numbers(copy.shardings.numbers).codes.tolist() for version in (source_copy, copy))
+        source_ids, target_ids = (np.array([number.get(code, -1) for code in column], np.intp) for column in codes)
+        is_requested = source_ids[:, None] == target_ids
         is_regathered = regathered.get(copy.node, np.zeros(len(copy.shardings), bool))
-        was_regathered = regathered_before.get(was.node, np.zeros(len(was.shardings), bool))
-        yield _Meaning(copy.node, strategies[:, was.node], is_requested & (is_regathered == was_regathered[:, None]))
-    for choice in built.choices:
+        was_regathered = regathered_before.get(source_copy.node, np.zeros(len(source_copy.shardings), bool))
+        yield _Meaning(copy.node, strategies[:, source_copy.node], is_requested & (is_regathered == was_regathered[:, None]))
+    for choice in target.choices:
         if all(choice.node != copy.node for copy in shared):
-            of_strategy = np.zeros(len(strategies), np.intp)
-            if choice.copy in before:
-                chosen = strategies[:, before[choice.copy].node]
-                of_strategy = before[choice.copy].is_regathered[chosen].astype(np.intp)
-            yield _Meaning(choice.node, of_strategy, np.stack([~choice.is_regathered, choice.is_regathered]))
+            meaning_of_strategy = np.zeros(len(strategies), np.intp)
+            if choice.copy in source_choices:
+                states = strategies[:, source_choices[choice.copy].node]
+                meaning_of_strategy = source_choices[choice.copy].is_regathered[states].astype(np.intp)
+            yield _Meaning(choice.node, meaning_of_strategy, np.stack([~choice.is_regathered, choice.is_regathered]))
 
 
-def _transient_bytes(built: StrategyProblem, edge: int) -> np.ndarray | None:
+def _transient_bytes(problem: StrategyProblem, edge: int) -> np.ndarray | None:
     """Return an edge's transient bytes, summed over all rematerialization segments; None where there are none."""
-    segments = built.transient.segments if built.transient is not None else ()
+    segments = problem.transient.segments if problem.transient is not None else ()
     parts = [segment.edges[edge] for segment in segments if edge in segment.edges]
     # Mostly there is one part, an array that equal layers share: a sum would be a new one for each edge.
     return parts[0] if len(parts) == 1 else np.sum(parts, axis=0) if parts else None
 
 
-def _cheapest(own: Node, node: int, edges: Sequence[_AdjacentEdge], meant: np.ndarray, states: np.ndarray) -> int:
-    """Return the cheapest state of the node among those ``meant`` that are compatible with its neighbours.
+def _cheapest(costs: Node, node: int, edges: Sequence[_AdjacentEdge], is_meant: np.ndarray, states: np.ndarray) -> int:
+    """Return the cheapest state of the node among those ``is_meant`` that are compatible with its neighbours.
 
     The cheapest has the least memory, then the least time, then the least transient memory. If none is compatible, the
     cheapest of all compatible states is returned: where nothing is resharded, saving and regathering a copy are the same,
     and one of them may be missing.
     """
-    mem, time_ns, for_a_while = own.mem_bytes.copy(), own.time_ns.copy(), np.zeros_like(own.mem_bytes)
-    for edge, transient in ((each.edge, each.transient) for each in edges):
-        here = (slice(None), states[edge.target]) if edge.source == node else (states[edge.source], slice(None))
-        mem += edge.mem_bytes[here]
-        time_ns += edge.time_ns[here]
+    mem, time_ns, transient_bytes = costs.mem_bytes.copy(), costs.time_ns.copy(), np.zeros_like(costs.mem_bytes)
+    for edge, transient in ((adjacent.edge, adjacent.transient) for adjacent in edges):
+        index = (slice(None), states[edge.target]) if edge.source == node else (states[edge.source], slice(None))
+        mem += edge.mem_bytes[index]
+        time_ns += edge.time_ns[index]
         if transient is not None:
-            for_a_while += transient[here]
-    allowed = np.maximum(mem, time_ns) < INFEASIBLE
-    among = np.flatnonzero(allowed & meant if (allowed & meant).any() else allowed)
-    return int(among[np.lexsort((for_a_while[among], time_ns[among], mem[among]))[0]])
+            transient_bytes += transient[index]
+    is_allowed = np.maximum(mem, time_ns) < INFEASIBLE
+    candidates = np.flatnonzero(is_allowed & is_meant if (is_allowed & is_meant).any() else is_allowed)
+    return int(candidates[np.lexsort((transient_bytes[candidates], time_ns[candidates], mem[candidates]))[0]])

@@ -74,7 +74,7 @@ def balanced(
     times: TimesBySize,
     placed: Mapping[str, Block] = NOTHING,
     schedule: str | None = ONE_FORWARD_ONE_BACKWARD,
-    known: dict[tuple[str, ...], Stages] | None = None,
+    cache: dict[tuple[str, ...], Stages] | None = None,
     needs: StageNeeds | None = None,
     limit_bytes: int | None = None,
 ) -> Cut:
@@ -84,7 +84,7 @@ def balanced(
         choices: for each stage the devices that it may have. Each device has one stage, or several that are interleaved.
         placed: the devices of the operators that a user placed, by name.
         schedule: the order of the step's passes, see :func:`.tried_orders`.
-        known: cuts that were tried before, by the operators that stages end with; those tried now are added.
+        cache: cuts that were tried before, by the operators that stages end with; those tried now are added.
         needs: what stages need.
         limit_bytes: the memory limit per device, to which they then keep by rematerializing.
 
@@ -94,40 +94,40 @@ def balanced(
     places = _Places.of(times, choices, placed)
     if needs is not None and limit_bytes is not None:
         places = replace(places, needs=needs, limit=FULL * limit_bytes)
-    at, blocks = places.shortest_longest(choices)
+    cuts, blocks = places.shortest_longest(choices)
     sizes = [block.size for block in blocks]
-    of_stages = times.of(sizes)
-    known = {} if known is None else known
+    stage_times = times.of(sizes)
+    cache = {} if cache is None else cache
 
-    def stages_at(at: Sequence[int]) -> Stages:
-        ends = tuple(places.names[place] for place in at)
-        if ends not in known:
-            known[ends] = Stages(times.whole, ends)
-        return known[ends]
+    def stages_at(cuts: Sequence[int]) -> Stages:
+        ends = tuple(places.names[place] for place in cuts)
+        if ends not in cache:
+            cache[ends] = Stages(times.whole, ends)
+        return cache[ends]
 
-    def predicted_us(at: Sequence[int]) -> float:
-        stages = stages_at(at)
+    def predicted_us(cuts: Sequence[int]) -> float:
+        stages = stages_at(cuts)
         try:
             if not all(places.variables & members for members in stages.members):
                 return math.inf
             if why_not_placed(stages, blocks, placed) is not None:
                 return math.inf
-            again_us = places.again_us(at, blocks)
-            return estimated_us(stages, times.hardware, blocks, of_stages, schedule, again_us)
+            again_us = places.again_us(cuts, blocks)
+            return estimated_us(stages, times.hardware, blocks, stage_times, schedule, again_us)
         except InputError:
             return math.inf
 
-    least_us = predicted_us(at)
-    for number in range(len(at)):
-        for place in places.near(at, blocks, number, max(FEWEST_TRIED, MOST_TRIED // len(at))):
-            moved = [*at[:number], place, *at[number + 1 :]]
-            time_us = predicted_us(moved)
+    least_us = predicted_us(cuts)
+    for number in range(len(cuts)):
+        for place in places.near(cuts, blocks, number, max(FEWEST_TRIED, MOST_TRIED // len(cuts))):
+            candidate = [*cuts[:number], place, *cuts[number + 1 :]]
+            time_us = predicted_us(candidate)
             if time_us < least_us:
-                at, least_us = moved, time_us
-    stages = stages_at(at)
-    why = why_not_placed(stages, blocks, placed) if placed else None
-    if why is not None:
-        raise InputError(why)
+                cuts, least_us = candidate, time_us
+    stages = stages_at(cuts)
+    reason = why_not_placed(stages, blocks, placed) if placed else None
+    if reason is not None:
+        raise InputError(reason)
     return Cut(stages, blocks, least_us, places.beside, needs)
 
 
@@ -170,23 +170,23 @@ class _Places:
 
     @classmethod
     def of(cls, times: TimesBySize, choices: Choices, placed: Mapping[str, Block] = NOTHING) -> _Places:
-        blocks = {block for of_stage in choices for block in of_stage}
+        blocks = {block for stage_blocks in choices for block in stage_blocks}
         sizes, n_devices = sorted({block.size for block in blocks}), max(block.end for block in blocks)
-        is_interleaved = any(block.first == 0 for of_stage in choices[1:] for block in of_stage)
+        is_interleaved = any(block.first == 0 for stage_blocks in choices[1:] for block in stage_blocks)
         average = sizes[0] if is_interleaved else max(1, n_devices // len(choices))
         pairs = ((Block(block.first - average, average), Block(block.first, average)) for block in blocks if block.first)
-        rates = {after.first: way_back_and_forth_us(times.hardware, before, after) for before, after in pairs}
+        rates = {target.first: way_back_and_forth_us(times.hardware, source, target) for source, target in pairs}
         pair = Block(n_devices - average, average), Block(0, average)
         back_us = way_back_and_forth_us(times.hardware, *pair) if is_interleaved else 0.0
         graph = times[sizes[0]].graph
-        names, crossings, used_first = _program_order(graph)
-        time_us = {size: _time_up_to(graph, names, used_first, times[size]) for size in sizes}
-        trained = np.cumsum([0, *(len(each) for each in used_first)])
-        variables = frozenset(name for each in used_first for name in each)
+        names, crossings, first_uses = _program_order(graph)
+        time_us = {size: _time_up_to(graph, names, first_uses, times[size]) for size in sizes}
+        trained = np.cumsum([0, *(len(variables) for variables in first_uses)])
+        variables = frozenset(name for variables in first_uses for name in variables)
         us_per_byte = {0: back_us, n_devices: back_us, **rates}
         is_branching = len(branch_starts(graph)) > 1
-        needed = earliest_needed(graph, {name: place for place, name in enumerate(names)}) if is_branching else {}
-        beside_us = {size: np.minimum(each, _time_beside(names, needed, each)) for size, each in time_us.items()}
+        first_places = earliest_needed(graph, {name: place for place, name in enumerate(names)}) if is_branching else {}
+        beside_us = {size: np.minimum(us, _time_beside(names, first_places, us)) for size, us in time_us.items()}
         in_flight = least_in_flight(len(choices), graph.n_micro_batches)
         crossing_bytes = np.array([0.0, *crossings])
         return cls(names, time_us, crossing_bytes, us_per_byte, trained, variables, placed, beside_us, in_flight)
@@ -197,26 +197,26 @@ class _Places:
         It is infinite where one of them is placed on others.
         """
         passes = self.time_us[block.size]
-        before = self.us_per_byte[block.first] * self.crossing_bytes[start]
-        own: np.ndarray = passes[end] - passes[start] + before + self.us_per_byte[block.end] * self.crossing_bytes[end]
+        entry = self.us_per_byte[block.first] * self.crossing_bytes[start]
+        stage_us: np.ndarray = passes[end] - passes[start] + entry + self.us_per_byte[block.end] * self.crossing_bytes[end]
         if self.needs is not None:
-            own = self.needs.own_us(own, block.size, start, end, self.in_flight[stage], self.limit)
+            stage_us = self.needs.own_us(stage_us, block.size, start, end, self.in_flight[stage], self.limit)
         if not self.placed:
-            return own
-        others = elsewhere(self.names, self.placed, block)
-        return np.where(others[end] > others[start], np.inf, own)
+            return stage_us
+        n_elsewhere = elsewhere(self.names, self.placed, block)
+        return np.where(n_elsewhere[end] > n_elsewhere[start], np.inf, stage_us)
 
-    def all_us(self, at: Sequence[int], blocks: Sequence[Block]) -> list[float]:
+    def all_us(self, cuts: Sequence[int], blocks: Sequence[Block]) -> list[float]:
         """Return the time of each stage."""
-        ends = [0, *(place + 1 for place in at), len(self.names)]
+        ends = [0, *(place + 1 for place in cuts), len(self.names)]
         return [float(self.own_us(i, block, ends[i], ends[i + 1])) for i, block in enumerate(blocks)]
 
-    def again_us(self, at: Sequence[int], blocks: Sequence[Block]) -> list[float]:
+    def again_us(self, cuts: Sequence[int], blocks: Sequence[Block]) -> list[float]:
         """Return for each stage how much longer it takes to keep to the limit."""
         if self.needs is None:
             return []
-        with_again, without = self.all_us(at, blocks), replace(self, needs=None).all_us(at, blocks)
-        return [one - other for one, other in zip(with_again, without, strict=True)]
+        limited_us, free_us = self.all_us(cuts, blocks), replace(self, needs=None).all_us(cuts, blocks)
+        return [limited - free for limited, free in zip(limited_us, free_us, strict=True)]
 
     def shortest_longest(self, choices: Choices) -> tuple[list[int], tuple[Block, ...]]:
         """Return the cuts, and the stages' devices, with which the longest stage takes the least time.
@@ -226,51 +226,51 @@ class _Places:
         Raises:
             InputError: there are fewer places to cut at than stages need.
         """
-        found = self._shortest_longest_at(self._few, choices)
-        if found is None and len(self.names) >= MOST_PLACES:
+        result = self._shortest_longest_at(self._few, choices)
+        if result is None and len(self.names) >= MOST_PLACES:
             # Operators that are placed, or the only variables, may be next to each other.
-            found = self._shortest_longest_at(np.arange(len(self.names) + 1), choices)
-        if found is None:
-            where = " where operators are placed" if self.placed else ""
+            result = self._shortest_longest_at(np.arange(len(self.names) + 1), choices)
+        if result is None:
+            place = " where operators are placed" if self.placed else ""
             raise InputError(
-                f"the model can't be cut into {len(choices)} stages{where}: each needs a variable that is trained, and the "
+                f"the model can't be cut into {len(choices)} stages{place}: each needs a variable that is trained, and the "
                 f"model has {self.trained[-1]}; ask for fewer stages{', or place fewer operators' if self.placed else ''}"
             )
-        return found
+        return result
 
-    def _shortest_longest_at(self, few: np.ndarray, choices: Choices) -> tuple[list[int], tuple[Block, ...]] | None:
+    def _shortest_longest_at(self, places: np.ndarray, choices: Choices) -> tuple[list[int], tuple[Block, ...]] | None:
         """Return what :meth:`shortest_longest` does for cuts at some places; None if none of them do."""
-        trains = self.trained[few][None] > self.trained[few][:, None]
-        known: dict[tuple[float, ...], np.ndarray] = {}
+        is_trained = self.trained[places][None] > self.trained[places][:, None]
+        cache: dict[tuple[float, ...], np.ndarray] = {}
 
         def own_us(stage: int, block: Block) -> np.ndarray:
             """Return the time of a stage from each place (row) to each (column)."""
             count = 0 if self.needs is None else self.in_flight[stage]
             ends_us = self.us_per_byte[block.first], self.us_per_byte[block.end]
             key = (count, block.size, *ends_us, *(block if self.placed else ()))
-            if key not in known:
-                known[key] = np.where(trains, self.own_us(stage, block, few[:, None], few[None]), np.inf)
-            return known[key]
+            if key not in cache:
+                cache[key] = np.where(is_trained, self.own_us(stage, block, places[:, None], places[None]), np.inf)
+            return cache[key]
 
-        n_devices = max(block.end for of_stage in choices for block in of_stage)
-        best = {0: np.where(few == 0, 0.0, np.inf)}  # by the device that the next stage begins with
+        n_devices = max(block.end for stage_blocks in choices for block in stage_blocks)
+        best = {0: np.where(places == 0, 0.0, np.inf)}  # by the device that the next stage begins with
         steps: list[tuple[dict[int, np.ndarray], dict[int, list[tuple[Block, np.ndarray]]]]] = []
-        for stage, of_stage in enumerate(choices):
-            found: dict[int, list[tuple[Block, np.ndarray]]] = {}
-            for block in of_stage:
+        for stage, stage_blocks in enumerate(choices):
+            arrivals: dict[int, list[tuple[Block, np.ndarray]]] = {}
+            for block in stage_blocks:
                 if block.first in best:
-                    least = np.maximum(best[block.first][:, None], own_us(stage, block)).min(axis=0)
-                    found.setdefault(block.end % n_devices, []).append((block, least))
-            steps.append((best, found))
-            best = {end: np.min([least for _, least in each], axis=0) for end, each in found.items()}
-        ((used, least),) = best.items()
-        if math.isinf(least[-1]):
+                    longest_us = np.maximum(best[block.first][:, None], own_us(stage, block)).min(axis=0)
+                    arrivals.setdefault(block.end % n_devices, []).append((block, longest_us))
+            steps.append((best, arrivals))
+            best = {end: np.min([us for _, us in options], axis=0) for end, options in arrivals.items()}
+        ((device, longest_us),) = best.items()
+        if math.isinf(longest_us[-1]):
             return None
-        at, cuts, blocks = len(few) - 1, list[int](), list[Block]()
-        for stage, (before, found) in reversed([*enumerate(steps)]):
-            block, _ = found[used][int(np.argmin([least[at] for _, least in found[used]]))]
-            at, used = int(np.maximum(before[block.first], own_us(stage, block)[:, at]).argmin()), block.first
-            cuts.insert(0, int(few[at]) - 1)
+        place, cuts, blocks = len(places) - 1, list[int](), list[Block]()
+        for stage, (previous, arrivals) in reversed([*enumerate(steps)]):
+            block, _ = arrivals[device][int(np.argmin([us[place] for _, us in arrivals[device]]))]
+            place, device = int(np.maximum(previous[block.first], own_us(stage, block)[:, place]).argmin()), block.first
+            cuts.insert(0, int(places[place]) - 1)
             blocks.insert(0, block)
         return cuts[1:], tuple(blocks)
 
@@ -285,90 +285,90 @@ class _Places:
         n = len(self.names)
         if n + 1 <= MOST_PLACES:
             return np.arange(n + 1)
-        beside = n // (NEARBY * len(self.in_flight)) if self.needs is not None else 0
-        if beside:
-            around = np.pad(self.crossing_bytes[1:-1], beside, constant_values=np.inf)
-            least = np.lib.stride_tricks.sliding_window_view(around, 2 * beside + 1).min(axis=1)
-            found = 1 + np.flatnonzero(self.crossing_bytes[1:-1] <= least)
-            if NEARBY * len(self.in_flight) / 2 <= len(found) <= MOST_PLACES - 2:
-                return np.array([0, *found, n])
-        inner = np.array_split(np.arange(1, n), MOST_PLACES - 2)
-        least = [int(each[self.crossing_bytes[each].argmin()]) for each in inner]
-        return np.array([0, *least, n])
+        radius = n // (NEARBY * len(self.in_flight)) if self.needs is not None else 0
+        if radius:
+            padded = np.pad(self.crossing_bytes[1:-1], radius, constant_values=np.inf)
+            minima = np.lib.stride_tricks.sliding_window_view(padded, 2 * radius + 1).min(axis=1)
+            places = 1 + np.flatnonzero(self.crossing_bytes[1:-1] <= minima)
+            if NEARBY * len(self.in_flight) / 2 <= len(places) <= MOST_PLACES - 2:
+                return np.array([0, *places, n])
+        groups = np.array_split(np.arange(1, n), MOST_PLACES - 2)
+        places_of_groups = [int(group[self.crossing_bytes[group].argmin()]) for group in groups]
+        return np.array([0, *places_of_groups, n])
 
-    def near(self, at: Sequence[int], blocks: Sequence[Block], number: int, most: int) -> list[int]:
+    def near(self, cuts: Sequence[int], blocks: Sequence[Block], number: int, limit: int) -> list[int]:
         """Return other places for one of the cuts, those with the shortest longest stage first; last those for branches."""
-        first = at[number - 1] + 1 if number else 0
-        end = at[number + 1] if number + 1 < len(at) else len(self.names) - 1
-        possible = set(range(first, end)) - {at[number]}
+        first = cuts[number - 1] + 1 if number else 0
+        end = cuts[number + 1] if number + 1 < len(cuts) else len(self.names) - 1
+        candidates = set(range(first, end)) - {cuts[number]}
         if self.needs is not None:
-            possible &= set((self._few - 1).tolist())
-        found = [place for place in sorted(possible) if self._differs(place, blocks)]
-        ends, places = [0, *(place + 1 for place in at), len(self.names)], np.array(found, np.int64)
-        before = self.own_us(number, blocks[number], ends[number], places + 1)
-        after = self.own_us(number + 1, blocks[number + 1], places + 1, ends[number + 2])
-        unchanged = set(range(len(blocks))) - {number, number + 1}
-        longest_us = np.maximum(before, after)
-        for i in unchanged:
+            candidates &= set((self._few - 1).tolist())
+        options = [place for place in sorted(candidates) if self._differs(place, blocks)]
+        ends, places = [0, *(place + 1 for place in cuts), len(self.names)], np.array(options, np.int64)
+        left_us = self.own_us(number, blocks[number], ends[number], places + 1)
+        right_us = self.own_us(number + 1, blocks[number + 1], places + 1, ends[number + 2])
+        fixed_stages = set(range(len(blocks))) - {number, number + 1}
+        longest_us = np.maximum(left_us, right_us)
+        for i in fixed_stages:
             longest_us = np.maximum(longest_us, self.own_us(i, blocks[i], ends[i], ends[i + 1]))
-        others = places[longest_us.argsort(kind="stable")].tolist()
+        nearest = places[longest_us.argsort(kind="stable")].tolist()
         beside_us = self.beside_us[blocks[number + 1].size]
         least_us = LEAST_BESIDE * self.time_us[blocks[number + 1].size][-1]
-        branching = [place for place in others[most:] if beside_us[place + 1] > least_us]
-        return others[:most] + sorted(branching, key=lambda place: -beside_us[place + 1])[:FEWEST_TRIED]
+        branching = [place for place in nearest[limit:] if beside_us[place + 1] > least_us]
+        return nearest[:limit] + sorted(branching, key=lambda place: -beside_us[place + 1])[:FEWEST_TRIED]
 
     def _differs(self, place: int, blocks: Sequence[Block]) -> bool:
         """Return whether a cut at a place isn't just one at the place before: it takes time, or less crosses."""
         if not place:
             return True
         sizes = {block.size for block in blocks}
-        same_time = all(self.time_us[size][place + 1] == self.time_us[size][place] for size in sizes)
-        return not (same_time and self.crossing_bytes[place + 1] >= self.crossing_bytes[place])
+        is_same_time = all(self.time_us[size][place + 1] == self.time_us[size][place] for size in sizes)
+        return not (is_same_time and self.crossing_bytes[place + 1] >= self.crossing_bytes[place])
 
 
 def _program_order(graph: Graph) -> tuple[list[str], list[int], list[list[str]]]:
     """Return the operators that stages have, the bytes that cross after each of them over all micro-batches, and the
     variables that each of them is the first to use.
     """
-    in_step = {op.name for op in graph.step_operators}
+    step_names = {op.name for op in graph.step_operators}
     last_use = {
         tensor.name: number
         for number, op in enumerate(graph.operators.values())
-        if op.name in in_step
+        if op.name in step_names
         for _, tensor in op.operands
     }
-    names, crossings, used_first = [], [], []
+    names, crossings, first_uses = [], [], []
     alive: dict[str, int] = {}
-    used: set[str] = set()
+    variables: set[str] = set()
     for number, op in enumerate(graph.operators.values()):
-        if op.name not in in_step or op.type in SOURCES or op.updates is not None:
+        if op.name not in step_names or op.type in SOURCES or op.updates is not None:
             continue
         producers = [graph.producers[tensor.name] for _, tensor in op.operands]
-        new = list(dict.fromkeys(each.name for each in producers if each.is_trainable and each.name not in used))
-        used.update(new)
+        firsts = list(dict.fromkeys(maker.name for maker in producers if maker.is_trainable and maker.name not in variables))
+        variables.update(firsts)
         used_later = (tensor for tensor in op.outputs if last_use.get(tensor.name, -1) > number)
         alive.update({tensor.name: tensor.mem_bytes * graph.n_runs(tensor.name) for tensor in used_later})
         alive = {name: n_bytes for name, n_bytes in alive.items() if last_use[name] > number}
         names.append(op.name)
         crossings.append(sum(alive.values()))
-        used_first.append(new)
-    return names, crossings, used_first
+        first_uses.append(firsts)
+    return names, crossings, first_uses
 
 
-def _time_up_to(graph: Graph, names: Sequence[str], used_first: Sequence[list[str]], times: OperatorTimes) -> np.ndarray:
+def _time_up_to(graph: Graph, names: Sequence[str], first_uses: Sequence[list[str]], times: OperatorTimes) -> np.ndarray:
     """Return the time of all operators up to each one, with the updates of the variables used, float64[N + 1]."""
     n, own_us = graph.n_micro_batches, [0.0]
-    for name, variables in zip(names, used_first, strict=True):
+    for name, variables in zip(names, first_uses, strict=True):
         time_us = times.of[name].total(n) if name in times.of else 0.0
-        own_us.append(time_us + sum(times.of[each].total(n) for each in variables))
+        own_us.append(time_us + sum(times.of[variable].total(n) for variable in variables))
     return np.cumsum(own_us)
 
 
-def _time_beside(names: Sequence[str], needed: Mapping[str, int], time_us: np.ndarray) -> np.ndarray:
+def _time_beside(names: Sequence[str], first_places: Mapping[str, int], time_us: np.ndarray) -> np.ndarray:
     """Return the time of the operators after each place that need no operator of the batch before it, float64[N + 1]."""
     own_us = np.zeros(len(names) + 1)
     for place, name in enumerate(names):
-        if name in needed:
-            own_us[needed[name]] += time_us[place + 1] - time_us[place]
-    found: np.ndarray = own_us[::-1].cumsum()[::-1]
-    return found
+        if name in first_places:
+            own_us[first_places[name]] += time_us[place + 1] - time_us[place]
+    totals: np.ndarray = own_us[::-1].cumsum()[::-1]
+    return totals

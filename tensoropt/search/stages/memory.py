@@ -57,23 +57,23 @@ class StageCosts:
         """
         if numbers is None:
             n = len(frontier)
-            most = n if frontier.counts_quickly else min(n, MOST_REPLAYED)
-            numbers = np.unique(np.linspace(0, n - 1, most).round().astype(int))
+            n_points = n if frontier.counts_quickly else min(n, MOST_REPLAYED)
+            numbers = np.unique(np.linspace(0, n - 1, n_points).round().astype(int))
         model = _stage_of(frontier)
-        crossings = [each for each in model.stages.crossings if model.graph.n_runs(each.tensor) > 1]
-        received = [each for each in crossings if each.target == model.index]
-        sent = [each for each in crossings if each.source == model.index and not each.is_ahead]
-        by_source = {
-            source: _crossing_bytes(frontier, numbers, [each for each in received if each.source == source])
-            for source in sorted({each.source for each in received if not each.is_ahead})
+        crossings = [crossing for crossing in model.stages.crossings if model.graph.n_runs(crossing.tensor) > 1]
+        incoming = [crossing for crossing in crossings if crossing.target == model.index]
+        outgoing = [crossing for crossing in crossings if crossing.source == model.index and not crossing.is_ahead]
+        source_bytes = {
+            source: _crossing_bytes(frontier, numbers, [crossing for crossing in incoming if crossing.source == source])
+            for source in sorted({crossing.source for crossing in incoming if not crossing.is_ahead})
         }
         return cls(
             frontier,
             numbers,
             frontier.costs.time_ns[numbers],
-            by_source,
-            _crossing_bytes(frontier, numbers, [each for each in received if each.is_ahead]),
-            _crossing_bytes(frontier, numbers, sent),
+            source_bytes,
+            _crossing_bytes(frontier, numbers, [crossing for crossing in incoming if crossing.is_ahead]),
+            _crossing_bytes(frontier, numbers, outgoing),
         )
 
     @older_objects_kept()
@@ -89,35 +89,35 @@ class StageCosts:
 
     def messages(self, order: StepOrder) -> Messages:
         """Return the messages of the stage; all rows that are looked up ahead for it are sent when the step begins."""
-        received = [(n_bytes, order.in_flight[source]) for source, n_bytes in self.received_bytes.items()]
-        return Messages(self.sent_bytes, (*received, (self.ahead_bytes, order.n_micro_batches)))
+        incoming = [(n_bytes, order.in_flight[source]) for source, n_bytes in self.received_bytes.items()]
+        return Messages(self.sent_bytes, (*incoming, (self.ahead_bytes, order.n_micro_batches)))
 
     def bytes_of(self, stage: int, order: StepOrder) -> np.ndarray:
         """Return the peak of the stage by itself under each point, int64[P]."""
         return bytes_together({stage: self}, order)
 
 
-def bytes_together(of_stages: Mapping[int, StageCosts], order: StepOrder, at: Mapping[int, Any] | None = None) -> np.ndarray:
+def bytes_together(stages: Mapping[int, StageCosts], order: StepOrder, rows: Mapping[int, Any] | None = None) -> np.ndarray:
     """Return the peak of devices that run some stages, int64[C].
 
     Args:
-        of_stages: the costs of each stage, by its number.
-        at: by stage which of its points each combination has, int64[C]; None for all of a single one.
+        stages: the costs of each stage, by its number.
+        rows: by stage which of its points each combination has, int64[C]; None for all of a single one.
     """
-    found: list[np.ndarray] = []
-    in_passes, ahead = {}, 0
-    for stage, costs in of_stages.items():
-        model, which = _stage_of(costs.frontier), slice(None) if at is None else at[stage]
+    parts: list[np.ndarray] = []
+    pass_stages, ahead = {}, 0
+    for stage, costs in stages.items():
+        model, indices = _stage_of(costs.frontier), slice(None) if rows is None else rows[stage]
         divides = is_divided(costs.frontier, stage, order)
         ahead += _ahead_bytes(model)
         if model.graph.micro_batching is None and not divides:
-            found.append(costs.frontier.peaks_of(costs.numbers[which]))
+            parts.append(costs.frontier.peaks_of(costs.numbers[indices]))
         else:
-            in_passes[stage] = costs.passes(divides).take(which), costs.messages(order).take(which)
-    passes = [each for each in order.orders[order.submeshes[min(of_stages)]] if each.stage in in_passes]
-    if in_passes:
-        found.append(peak_together(in_passes, passes, order.n_micro_batches))
-    return np.sum(found, axis=0) + ahead
+            pass_stages[stage] = costs.passes(divides).take(indices), costs.messages(order).take(indices)
+    passes = [run for run in order.orders[order.submeshes[min(stages)]] if run.stage in pass_stages]
+    if pass_stages:
+        parts.append(peak_together(pass_stages, passes, order.n_micro_batches))
+    return np.sum(parts, axis=0) + ahead
 
 
 def needed_bytes(frontier: ModelFrontier, point: int, stage: int, order: StepOrder) -> int:
@@ -131,16 +131,16 @@ def is_divided(frontier: ModelFrontier, stage: int, order: StepOrder) -> bool:
     They do where ranks run in order or gradients of parameters are deferred, and in a stage in which branches begin.
     """
     model = _stage_of(frontier)
-    waits = any(each.target == stage and each.has_gradient for each in model.stages.crossings)
+    is_awaited = any(crossing.target == stage and crossing.has_gradient for crossing in model.stages.crossings)
     divides = runs_in_order(frontier.hardware) or order.deferred[stage] > 0 or bool(model.stages.early[stage])
-    return waits and divides
+    return is_awaited and divides
 
 
 def ends_of(model: StageModel, divides: bool) -> StageEnds:
     """Return what a stage exchanges with others; see :class:`.StageEnds`."""
-    received = [each for each in model.stages.crossings if each.target == model.index]
-    returned = frozenset(each.tensor for each in received if each.has_gradient)
-    return StageEnds(frozenset(each.tensor for each in received), returned, divides)
+    incoming = [crossing for crossing in model.stages.crossings if crossing.target == model.index]
+    gradients = frozenset(crossing.tensor for crossing in incoming if crossing.has_gradient)
+    return StageEnds(frozenset(crossing.tensor for crossing in incoming), gradients, divides)
 
 
 def _stage_of(frontier: ModelFrontier) -> StageModel:
@@ -151,13 +151,13 @@ def _stage_of(frontier: ModelFrontier) -> StageModel:
 
 def _crossing_bytes(frontier: ModelFrontier, points: np.ndarray, crossings: Sequence[Crossing]) -> np.ndarray:
     """Return the bytes of a device's shards of tensors that a stage sends or is sent, of a micro-batch, int64[points]."""
-    times = Counter(each.tensor for each in crossings)
+    times = Counter(crossing.tensor for crossing in crossings)
 
-    def of_results(op: Operator, config: Config, interface: Interface) -> int:
+    def result_bytes(op: Operator, config: Config, interface: Interface) -> int:
         results = zip(op.outputs, interface.results, strict=True)
         return sum(times[tensor.name] * shard_bytes(tensor, layout) for tensor, layout in results)
 
-    return _summed(frontier, points, lambda op: any(tensor.name in times for tensor in op.outputs), of_results)
+    return _summed(frontier, points, lambda op: any(tensor.name in times for tensor in op.outputs), result_bytes)
 
 
 def _ahead_bytes(model: StageModel) -> int:
@@ -165,7 +165,7 @@ def _ahead_bytes(model: StageModel) -> int:
 
     They are held twice, whole and cut into those of micro-batches, and so are their gradients later.
     """
-    ahead = {each.tensor for each in model.stages.crossings if each.is_ahead and each.source == model.index}
+    ahead = {crossing.tensor for crossing in model.stages.crossings if crossing.is_ahead and crossing.source == model.index}
     return 2 * sum(model.stages.whole.graph.tensors[name].mem_bytes for name in ahead)
 
 
@@ -176,12 +176,12 @@ def _summed(
     n_bytes: Callable[[Operator, Config, Interface], int],
 ) -> np.ndarray:
     """Return for each point the sum over those operators that count, int64[len(points)]."""
-    chosen, total = frontier.found.strategies[points], np.zeros(len(points), np.int64)
+    strategies, total = frontier.found.strategies[points], np.zeros(len(points), np.int64)
     for number, (node, states) in enumerate(frontier.built.nodes):
         for op, configs, interfaces, index in zip(
             node.operators, states.configs, states.interfaces, states.index, strict=True
         ):
             if counts(op):
-                used, at = np.unique(index[chosen[:, number]], return_inverse=True)
-                total += np.array([n_bytes(op, configs[i], interfaces[i]) for i in used.tolist()], np.int64)[at]
+                numbers, inverse = np.unique(index[strategies[:, number]], return_inverse=True)
+                total += np.array([n_bytes(op, configs[i], interfaces[i]) for i in numbers.tolist()], np.int64)[inverse]
     return total

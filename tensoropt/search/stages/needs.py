@@ -133,55 +133,55 @@ class _Again:
     @classmethod
     def of(cls, times: OperatorTimes, program: Sequence[Operator]) -> _Again:
         graph, read = times.graph, _read(times)
-        found = segments_of([FusionGroup((op,), ()) for op in program], times.costing, times.n_devices)
-        segments = {program[number].name: each.segment for number, each in found.nodes.items()}
+        remat_segments = segments_of([FusionGroup((op,), ()) for op in program], times.costing, times.n_devices)
+        segments = {program[number].name: node.segment for number, node in remat_segments.nodes.items()}
         own_us: dict[str, float] = {}
-        made_of: dict[str, frozenset[str]] = {}
+        sources: dict[str, frozenset[str]] = {}
         for op in program:
             if op.name not in segments:
                 continue
-            us, kept = times.of[op.name].forward if op.name in times.of else 0.0, frozenset[str]()
+            us, names = times.of[op.name].forward if op.name in times.of else 0.0, frozenset[str]()
             for _, tensor in op.operands:
                 producer = graph.producers[tensor.name]
                 if tensor.name in read or producer.type in SOURCES:
                     continue
                 if producer.name in segments:
-                    us, kept = us + own_us[producer.name], kept | made_of[producer.name]
+                    us, names = us + own_us[producer.name], names | sources[producer.name]
                 elif graph.n_runs(tensor.name) > 1 or graph.n_micro_batches == 1:
-                    kept |= {producer.name}
-            own_us[op.name], made_of[op.name] = us, kept
-        return cls(segments, own_us, made_of)
+                    names |= {producer.name}
+            own_us[op.name], sources[op.name] = us, names
+        return cls(segments, own_us, sources)
 
 
-def _levels(again: _Again, saved: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+def _levels(remat: _Again, saved: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
     """Return from which level on operators are rematerialized, and from which others are saved for that.
 
     Operators of equal layers have equal levels.
     """
-    per_byte: dict[str, float] = {name: float(f"{us / saved[name]:.6e}") for name, us in again.own_us.items() if saved[name]}
-    of_ratio = Counter[float]()
+    per_byte: dict[str, float] = {name: float(f"{us / saved[name]:.6e}") for name, us in remat.own_us.items() if saved[name]}
+    ratio_bytes = Counter[float]()
     for name, ratio in per_byte.items():
-        of_ratio[ratio] += saved[name]
-    total, so_far, level, end = sum(of_ratio.values()), 0, 0, 0.0
+        ratio_bytes[ratio] += saved[name]
+    total, n_bytes, level, end = sum(ratio_bytes.values()), 0, 0, 0.0
     level_of = {}
-    for ratio in sorted(of_ratio):
-        if so_far >= end:
-            level, end = level + 1, (so_far // (total / LEVELS) + 1) * (total / LEVELS)
+    for ratio in sorted(ratio_bytes):
+        if n_bytes >= end:
+            level, end = level + 1, (n_bytes // (total / LEVELS) + 1) * (total / LEVELS)
         level_of[ratio] = level
-        so_far += of_ratio[ratio]
+        n_bytes += ratio_bytes[ratio]
     levels = {name: level_of[ratio] for name, ratio in per_byte.items()}
-    kept: dict[str, int] = {}
+    save_levels: dict[str, int] = {}
     for name, level in levels.items():
-        for producer in again.made_of[name]:
-            kept[producer] = min(level, kept.get(producer, level))
-    return levels, kept
+        for producer in remat.made_of[name]:
+            save_levels[producer] = min(level, save_levels.get(producer, level))
+    return levels, save_levels
 
 
 def _program(graph: Graph) -> list[Operator]:
     """Return the operators that stages have, in program order."""
-    in_step = {op.name for op in graph.step_operators}
+    names = {op.name for op in graph.step_operators}
     operators = graph.operators.values()
-    return [op for op in operators if op.name in in_step and op.type not in SOURCES and op.updates is None]
+    return [op for op in operators if op.name in names and op.type not in SOURCES and op.updates is None]
 
 
 def _read(times: OperatorTimes) -> set[str]:
@@ -191,19 +191,19 @@ def _read(times: OperatorTimes) -> set[str]:
 
 def _held(graph: Graph, program: Sequence[Operator]) -> tuple[np.ndarray, np.ndarray]:
     """Return the bytes that are held whatever a step saves, and the number of trained variables, int64[N + 1]."""
-    held, trained = np.zeros((2, len(program)), np.int64)
-    seen: set[str] = set()
+    held_bytes, n_trained = np.zeros((2, len(program)), np.int64)
+    sources: set[str] = set()
     for place, op in enumerate(program):
-        used = {graph.producers[tensor.name].name for _, tensor in op.operands} - seen
-        for each in (graph.operators[name] for name in used):
-            if each.is_trainable:
-                slots = max((update.slots for update in graph.full_batch.updates.get(each.name, ())), default=0)
-                held[place] += (2 + slots) * each.result.mem_bytes
-                trained[place] += 1
-            elif each.type == PLACEHOLDER:
-                held[place] += graph.full_batch.tensors[each.result.name].mem_bytes
-        seen |= used
-    return _summed(held), _summed(trained)
+        names = {graph.producers[tensor.name].name for _, tensor in op.operands} - sources
+        for producer in (graph.operators[name] for name in names):
+            if producer.is_trainable:
+                slots = max((update.slots for update in graph.full_batch.updates.get(producer.name, ())), default=0)
+                held_bytes[place] += (2 + slots) * producer.result.mem_bytes
+                n_trained[place] += 1
+            elif producer.type == PLACEHOLDER:
+                held_bytes[place] += graph.full_batch.tensors[producer.result.name].mem_bytes
+        sources |= names
+    return _summed(held_bytes), _summed(n_trained)
 
 
 def _crossing(program: Sequence[Operator]) -> list[int]:

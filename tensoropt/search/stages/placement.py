@@ -28,37 +28,37 @@ def placement(graph: Graph, placed: Placed, hardware: Hardware, parallelism: int
         InputError: a device isn't there, devices are of no one machine and not whole machines either, groups of devices
             overlap, or an operator comes before another one on earlier devices.
     """
-    found = {name: Block(devices[0], len(devices)) for name, devices in placed.items()}
-    for name, block in found.items():
+    blocks = {name: Block(devices[0], len(devices)) for name, devices in placed.items()}
+    for name, block in blocks.items():
         _check_block(graph.operators[name], block, hardware, parallelism)
-    groups = sorted(set(found.values()))
-    for one, other in pairwise(groups):
-        if one.end > other.first:
+    groups = sorted(set(blocks.values()))
+    for left, right in pairwise(groups):
+        if left.end > right.first:
             raise InputError(
-                f"{_first_on(graph, found, one)}, and {_first_on(graph, found, other)}: a device has one stage; place them "
-                "on the same devices, or on devices that aren't shared"
+                f"{_first_on(graph, blocks, left)}, and {_first_on(graph, blocks, right)}: a device has one stage; place "
+                "them on the same devices, or on devices that aren't shared"
             )
-    before: Operator | None = None
+    last: Operator | None = None
     for op in graph.operators.values():
-        if op.name not in found or op.type in (PLACEHOLDER, CONSTANT, VARIABLE) or op.updates is not None:
+        if op.name not in blocks or op.type in (PLACEHOLDER, CONSTANT, VARIABLE) or op.updates is not None:
             continue
-        if before is not None and found[op.name] < found[before.name]:
+        if last is not None and blocks[op.name] < blocks[last.name]:
             raise InputError(
-                f"{_placed_text(op, found[op.name])}, but {_placed_text(before, found[before.name])} and comes before it: "
+                f"{_placed_text(op, blocks[op.name])}, but {_placed_text(last, blocks[last.name])} and comes before it: "
                 "stages have their devices in the order of the program; place what comes first on the first devices"
             )
-        before = op
-    return {name: block for name, block in found.items() if graph.operators[name].type not in (PLACEHOLDER, CONSTANT)}
+        last = op
+    return {name: block for name, block in blocks.items() if graph.operators[name].type not in (PLACEHOLDER, CONSTANT)}
 
 
 def _check_block(op: Operator, block: Block, hardware: Hardware, parallelism: int) -> None:
     if block.end > parallelism:
-        there = f"devices 0 to {parallelism - 1}" if parallelism > 1 else "device 0 alone"
-        raise InputError(f"{_placed_text(op, block)}, but the plan is for {there}; place it on these")
+        devices = f"devices 0 to {parallelism - 1}" if parallelism > 1 else "device 0 alone"
+        raise InputError(f"{_placed_text(op, block)}, but the plan is for {devices}; place it on these")
     if not is_submesh(hardware, block):
-        per_machine = hardware.levels[-1].count
+        machine_size = hardware.levels[-1].count
         raise InputError(
-            f"{_placed_text(op, block)}, which are neither of one machine nor whole machines of {per_machine}; place it on "
+            f"{_placed_text(op, block)}, which are neither of one machine nor whole machines of {machine_size}; place it on "
             "such"
         )
 
@@ -81,7 +81,7 @@ def fewest_stages(placed: Mapping[str, Block], parallelism: int) -> int:
     return len(groups) + sum(start > end for start, end in zip(starts, ends, strict=True))
 
 
-def allowed(of_stages: Choices, placed: Mapping[str, Block], parallelism: int) -> Choices:
+def allowed(choices: Choices, placed: Mapping[str, Block], parallelism: int) -> Choices:
     """Return those of the stages' blocks that go with a placement.
 
     Raises:
@@ -92,14 +92,14 @@ def allowed(of_stages: Choices, placed: Mapping[str, Block], parallelism: int) -
     def goes(block: Block) -> bool:
         return block in groups or all(block.end <= group.first or group.end <= block.first for group in groups)
 
-    found = reachable([[block for block in blocks if goes(block)] for blocks in of_stages], parallelism)
-    if groups and not all(found):
+    options = reachable([[block for block in blocks if goes(block)] for blocks in choices], parallelism)
+    if groups and not all(options):
         names = " and ".join(f"[{listed(group.devices)}]" for group in sorted(groups))
         raise InputError(
-            f"stages={len(of_stages)} don't go with the placement on devices {names} of {parallelism}, for which it takes "
+            f"stages={len(choices)} don't go with the placement on devices {names} of {parallelism}, for which it takes "
             f"{fewest_stages(placed, parallelism)} or more; leave out stages=, or place operators on others"
         )
-    return found
+    return options
 
 
 def elsewhere(names: Sequence[str], placed: Mapping[str, Block], block: Block) -> np.ndarray:
@@ -112,9 +112,9 @@ def why_not_placed(stages: Stages, blocks: Sequence[Block], placed: Mapping[str,
     for name, block in placed.items():
         if block not in blocks or name not in stages.members[blocks.index(block)]:
             op = stages.whole.graph.operators[name]
-            homes = [Block(*each) for each, members in zip(blocks, stages.members, strict=True) if name in members]
-            where = f"with what uses it on devices {listed(homes[0].devices)}" if homes else "in no stage"
-            return f"{_placed_text(op, block)}, but it is {where}; place it there"
+            homes = [Block(*home) for home, members in zip(blocks, stages.members, strict=True) if name in members]
+            place = f"with what uses it on devices {listed(homes[0].devices)}" if homes else "in no stage"
+            return f"{_placed_text(op, block)}, but it is {place}; place it there"
     return None
 
 

@@ -52,12 +52,12 @@ class StageCombinations(NamedTuple):
     @property
     def mem_bytes(self) -> np.ndarray:
         """The bytes of the device that needs the most, int64[C]."""
-        most: np.ndarray = self.stage_bytes.max(axis=0)
-        return most
+        peaks: np.ndarray = self.stage_bytes.max(axis=0)
+        return peaks
 
-    def take(self, which: np.ndarray) -> StageCombinations:
+    def take(self, indices: np.ndarray) -> StageCombinations:
         """Return some of the combinations."""
-        return StageCombinations(self.order, self.points[:, which], self.stage_bytes[:, which], self.time_us[which])
+        return StageCombinations(self.order, self.points[:, indices], self.stage_bytes[:, indices], self.time_us[indices])
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,18 +103,18 @@ class SearchedStages:
 
         Those of later orders are faster by WORTH_MEMORY than all within as many bytes of those before.
         """
-        first, *others = self._orders
-        found = [self._combined(first)]
-        for order in others:
+        first, *later_orders = self._orders
+        results = [self._combined(first)]
+        for order in later_orders:
             combined = self._combined(order)
-            least = np.min([_least_time(each, combined.mem_bytes) for each in found], axis=0)
-            found.append(combined.take(np.flatnonzero(combined.time_us < (1 - WORTH_MEMORY) * least)))
-        return tuple(found)
+            least_us = np.min([_least_time(result, combined.mem_bytes) for result in results], axis=0)
+            results.append(combined.take(np.flatnonzero(combined.time_us < (1 - WORTH_MEMORY) * least_us)))
+        return tuple(results)
 
     @cached_property
     def least_us(self) -> float:
         """The least time of a step, with each operator split as it is fastest and nothing communicated inside of stages."""
-        passes = [work + other for work, other in zip(self.works, self.beside, strict=True)]
+        passes = [work + messages for work, messages in zip(self.works, self.beside, strict=True)]
         return min(float(step_us(passes, self.transfers, order)) for order in self._orders)
 
     @property
@@ -123,7 +123,7 @@ class SearchedStages:
 
     def busy_us(self, points: Sequence[int]) -> list[float]:
         """Return for a point of each stage the time of all that it does in a step."""
-        return [each.total(self.micro_batches) for each in self._times_of(points)]
+        return [times.total(self.micro_batches) for times in self._times_of(points)]
 
     def bounds_us(self, points: np.ndarray, order: StepOrder, excess: np.ndarray | float = 0.0) -> np.ndarray:
         """Return a time that no step of these stages in an order beats if no stage has more memory than with its point here.
@@ -135,9 +135,9 @@ class SearchedStages:
             excess: memory is divided by 1 plus this, float64[C].
         """
         least_us = []
-        for frontier, of_stage in zip(self.frontiers, points, strict=True):
-            most = (frontier.found.mem_bytes[of_stage] / (1 + excess)).astype(np.int64)
-            least_us.append(frontier.certified.least_time(most) / 1e3)
+        for frontier, numbers in zip(self.frontiers, points, strict=True):
+            limits = (frontier.found.mem_bytes[numbers] / (1 + excess)).astype(np.int64)
+            least_us.append(frontier.certified.least_time(limits) / 1e3)
         return np.asarray(self.step_us(least_us, order))
 
     def gaps(self, points: np.ndarray, order: StepOrder, time_us: np.ndarray) -> np.ndarray:
@@ -159,43 +159,43 @@ class SearchedStages:
         return stage_timeline(self._times_of(points), self.transfers, order, self.blocks)
 
     def _times_of(self, points: Sequence[int]) -> list[PassTimes]:
-        chosen = zip(self.frontiers, points, strict=True)
-        return self._times([float(frontier.costs.time_ns[point]) / 1e3 for frontier, point in chosen])
+        pairs = zip(self.frontiers, points, strict=True)
+        return self._times([float(frontier.costs.time_ns[point]) / 1e3 for frontier, point in pairs])
 
     def step_us(self, searched_us: Sequence[Times], order: StepOrder) -> Times:
         """Return the time of a step, given the time of each stage as it was searched, of all micro-batches."""
         return step_us(self._times(searched_us), self.transfers, order)
 
     def _times(self, searched_us: Sequence[Times]) -> list[PassTimes]:
-        of_stages = zip(self.works, self.beside, searched_us, strict=True)
-        return [_taking(time_us, work, self.micro_batches) + other for work, other, time_us in of_stages]
+        stages = zip(self.works, self.beside, searched_us, strict=True)
+        return [_taking(time_us, work, self.micro_batches) + messages for work, messages, time_us in stages]
 
     def _combined(self, order: StepOrder) -> StageCombinations:
         """Return all combinations in which each stage has its fastest point within some bytes."""
         minimal: dict[int, _SubmeshPoints] = {}
         for stage, (costs, submesh) in enumerate(zip(self.stage_costs, order.submeshes, strict=True)):
-            own = _SubmeshPoints.of(stage, costs.bytes_of(stage, order), costs.time_ns)
-            minimal[submesh] = minimal[submesh].beside(own) if submesh in minimal else own
-        least = max(int(each.n_bytes[0]) for each in minimal.values())
-        limits = np.unique(np.concatenate([each.n_bytes for each in minimal.values()]))
-        limits = limits[limits >= least]
-        at: dict[int, np.ndarray] = {}
-        of_submeshes: dict[int, np.ndarray] = {}
-        for submesh, each in minimal.items():
-            chosen = np.searchsorted(each.n_bytes, limits, side="right") - 1
-            at.update((stage, of_stage[chosen]) for stage, of_stage in each.points.items())
-            of_submeshes[submesh] = each.n_bytes[chosen]
-            if len(each.points) > 1:  # together they need at most the sum
-                of_stages = {stage: self.stage_costs[stage] for stage in each.points}
-                of_submeshes[submesh] = bytes_together(of_stages, order, at)
-        times_us = [costs.time_ns[at[stage]] / 1e3 for stage, costs in enumerate(self.stage_costs)]
-        found = StageCombinations(
+            stage_points = _SubmeshPoints.of(stage, costs.bytes_of(stage, order), costs.time_ns)
+            minimal[submesh] = minimal[submesh].beside(stage_points) if submesh in minimal else stage_points
+        least_bytes = max(int(group.n_bytes[0]) for group in minimal.values())
+        limits = np.unique(np.concatenate([group.n_bytes for group in minimal.values()]))
+        limits = limits[limits >= least_bytes]
+        indices: dict[int, np.ndarray] = {}
+        submesh_bytes: dict[int, np.ndarray] = {}
+        for submesh, group in minimal.items():
+            rows = np.searchsorted(group.n_bytes, limits, side="right") - 1
+            indices.update((stage, numbers[rows]) for stage, numbers in group.points.items())
+            submesh_bytes[submesh] = group.n_bytes[rows]
+            if len(group.points) > 1:  # together they need at most the sum
+                stage_costs = {stage: self.stage_costs[stage] for stage in group.points}
+                submesh_bytes[submesh] = bytes_together(stage_costs, order, indices)
+        times_us = [costs.time_ns[indices[stage]] / 1e3 for stage, costs in enumerate(self.stage_costs)]
+        result = StageCombinations(
             order,
-            np.array([costs.numbers[at[stage]] for stage, costs in enumerate(self.stage_costs)]),
-            np.array([of_submeshes[submesh] for submesh in order.submeshes]),
+            np.array([costs.numbers[indices[stage]] for stage, costs in enumerate(self.stage_costs)]),
+            np.array([submesh_bytes[submesh] for submesh in order.submeshes]),
             np.asarray(self.step_us(times_us, order)),
         )
-        return found.take(reduce_unsorted(found.mem_bytes, np.rint(found.time_us * 1e3).astype(np.int64)))
+        return result.take(reduce_unsorted(result.mem_bytes, np.rint(result.time_us * 1e3).astype(np.int64)))
 
     @cached_property
     def stage_costs(self) -> tuple[StageCosts, ...]:
@@ -257,21 +257,21 @@ class _SubmeshPoints(NamedTuple):
     @classmethod
     def of(cls, stage: int, n_bytes: np.ndarray, time_ns: np.ndarray) -> _SubmeshPoints:
         """Return those of one stage."""
-        kept = reduce_unsorted(n_bytes, time_ns)
-        return cls(n_bytes[kept], time_ns[kept], {stage: kept})
+        minimal = reduce_unsorted(n_bytes, time_ns)
+        return cls(n_bytes[minimal], time_ns[minimal], {stage: minimal})
 
     def beside(self, stage: _SubmeshPoints) -> _SubmeshPoints:
         """Return those with one more stage: of each MOST_COMBINED points at most, from end to end."""
-        one, other = self._thinned(), stage._thinned()
-        n_bytes, time_ns, left, right = product(one.n_bytes, one.time_ns, other.n_bytes, other.time_ns)
-        points = {stage: each[left] for stage, each in one.points.items()}
-        points |= {stage: each[right] for stage, each in other.points.items()}
+        first, second = self._thinned(), stage._thinned()
+        n_bytes, time_ns, left, right = product(first.n_bytes, first.time_ns, second.n_bytes, second.time_ns)
+        points = {stage: numbers[left] for stage, numbers in first.points.items()}
+        points |= {stage: numbers[right] for stage, numbers in second.points.items()}
         return _SubmeshPoints(n_bytes, time_ns, points)
 
     def _thinned(self) -> _SubmeshPoints:
         n = len(self.n_bytes)
-        kept = np.unique(np.linspace(0, n - 1, min(n, MOST_COMBINED)).round().astype(int))
-        return _SubmeshPoints(self.n_bytes[kept], self.time_ns[kept], {k: each[kept] for k, each in self.points.items()})
+        rows = np.unique(np.linspace(0, n - 1, min(n, MOST_COMBINED)).round().astype(int))
+        return _SubmeshPoints(self.n_bytes[rows], self.time_ns[rows], {k: ids[rows] for k, ids in self.points.items()})
 
 
 def _taking(time_us: Times, work: PassTimes, n_micro_batches: int) -> PassTimes:
@@ -291,5 +291,5 @@ def _least_time(combinations: StageCombinations, mem_bytes: np.ndarray) -> np.nd
     if not len(combinations.time_us):
         return np.full(len(mem_bytes), np.inf)
     fastest = np.minimum.accumulate(combinations.time_us)
-    at = np.searchsorted(combinations.mem_bytes, mem_bytes, side="right") - 1
-    return np.where(at < 0, np.inf, fastest[np.maximum(at, 0)])
+    indices = np.searchsorted(combinations.mem_bytes, mem_bytes, side="right") - 1
+    return np.where(indices < 0, np.inf, fastest[np.maximum(indices, 0)])

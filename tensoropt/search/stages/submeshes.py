@@ -32,13 +32,13 @@ Choices = Sequence[Collection[Block]]
 
 def is_submesh(hardware: Hardware, block: Block) -> bool:
     """Return whether devices are of one unit of some level (of one machine), or whole units of it."""
-    inner = 1
+    inner_size = 1
     for level in reversed(hardware.levels):
-        unit = inner * level.count
+        unit = inner_size * level.count
         if block.size <= unit:
-            is_whole = block.size % inner == 0 and block.first % inner == 0
+            is_whole = block.size % inner_size == 0 and block.first % inner_size == 0
             return is_whole and block.first // unit == (block.end - 1) // unit
-        inner = unit
+        inner_size = unit
     return False
 
 
@@ -82,26 +82,26 @@ def choices(hardware: Hardware, parallelism: int, n_stages: int, tries_all: bool
     """
     average = parallelism / n_stages
     low, high = (1, parallelism) if tries_all or parallelism <= FEW_DEVICES else (average / 2, average * 2)
-    allowed = [
+    blocks = [
         Block(first, size)
         for first in range(parallelism)
         for size in range(1, parallelism - first + 1)
         if low <= size <= high and is_submesh(hardware, Block(first, size))
     ]
-    found = reachable([allowed] * n_stages, parallelism)
-    return found if tries_all or all(found) else choices(hardware, parallelism, n_stages, tries_all=True)
+    options = reachable([blocks] * n_stages, parallelism)
+    return options if tries_all or all(options) else choices(hardware, parallelism, n_stages, tries_all=True)
 
 
-def reachable(of_stages: Choices, parallelism: int) -> Choices:
+def reachable(blocks_by_stage: Choices, parallelism: int) -> Choices:
     """Return those of the blocks with which each device has one stage, whatever the others are."""
-    from_start: list[set[Block]] = []
+    forward: list[set[Block]] = []
     ends = {0}
-    for blocks in of_stages:
-        from_start.append({block for block in blocks if block.first in ends})
-        ends = {block.end for block in from_start[-1]}
-    found: list[tuple[Block, ...]] = []
+    for blocks in blocks_by_stage:
+        forward.append({block for block in blocks if block.first in ends})
+        ends = {block.end for block in forward[-1]}
+    options: list[tuple[Block, ...]] = []
     firsts = {parallelism}
-    for of_stage in reversed(from_start):
-        found.insert(0, tuple(sorted(block for block in of_stage if block.end in firsts)))
-        firsts = {block.first for block in found[0]}
-    return found
+    for stage_blocks in reversed(forward):
+        options.insert(0, tuple(sorted(block for block in stage_blocks if block.end in firsts)))
+        firsts = {block.first for block in options[0]}
+    return options

@@ -23,7 +23,7 @@ AT_BEGIN, AT_END = "before the first pass", "after the last pass"
 
 
 def stage_timeline(
-    times: Sequence[PassTimes], on_the_way: Transfers, order: StepOrder, blocks: Sequence[Block]
+    times: Sequence[PassTimes], transfers: Transfers, order: StepOrder, blocks: Sequence[Block]
 ) -> dict[str, Any]:
     """Return a step in stages as JSON, see :func:`..frontiers.step_views.timeline_view`. Each submesh is a class of devices.
 
@@ -33,30 +33,30 @@ def stage_timeline(
         blocks: for each stage its devices, which interleaved stages share.
     """
     submeshes = order.submeshes
-    first = first_passes_us(times, on_the_way, submeshes)
-    ended, free = pass_ends(times, on_the_way, order)
-    deferring = {run.stage for run in ended if run.work == PARAMETERS}
+    first = first_passes_us(times, transfers, submeshes)
+    ends, free_us = pass_ends(times, transfers, order)
+    deferring_stages = {run.stage for run in ends if run.work == PARAMETERS}
     rows = _Rows(submeshes)
-    of_submesh = partial(of_submeshes, submeshes=submeshes)
-    before = of_submesh([each.before for each in times], combine=add)
-    for stage, way in enumerate(on_the_way.first):
+    per_submesh = partial(of_submeshes, submeshes=submeshes)
+    starts_us = per_submesh([passes.before for passes in times], combine=add)
+    for stage, way_us in enumerate(transfers.first):
         name = f"{AT_BEGIN}{f', stage {stage}' * rows.names_stages}"
-        rows.add(stage, NETWORK_LANE, float(first[stage]) - way, way, name, SENT_ON)
-    begin = [float(each) for each in of_submesh(first, combine=max)]
-    for submesh, before_us in enumerate(before):
+        rows.add(stage, NETWORK_LANE, float(first[stage]) - way_us, way_us, name, SENT_ON)
+    begin = [float(us) for us in per_submesh(first, combine=max)]
+    for submesh, before_us in enumerate(starts_us):
         rows.add(submesh, COMPUTE_LANE, 0.0, before_us, AT_BEGIN, BEFORE)
-    for run, end in ended.items():
+    for run, end in ends.items():
         submesh = submeshes[run.stage]
-        _add_pass(rows, run, (begin[submesh], float(end)), times, on_the_way, run.stage in deferring)
+        _add_pass(rows, run, (begin[submesh], float(end)), times, transfers, run.stage in deferring_stages)
         begin[submesh] = float(end)
-    last, after = of_submesh(on_the_way.last, combine=max), of_submesh([each.after for each in times], combine=add)
-    sent_back = [end + way for end, way in zip(free, last, strict=True) if way]
-    for submesh, (end, way, after_us) in enumerate(zip(free, last, after, strict=True)):
-        rows.add(submesh, NETWORK_LANE, float(end), way, AT_END, SENT_BACK)
-        update = end if way else max([end, *sent_back])
+    last, updates_us = per_submesh(transfers.last, combine=max), per_submesh([passes.after for passes in times], combine=add)
+    sent_back = [end + way_us for end, way_us in zip(free_us, last, strict=True) if way_us]
+    for submesh, (end, way_us, after_us) in enumerate(zip(free_us, last, updates_us, strict=True)):
+        rows.add(submesh, NETWORK_LANE, float(end), way_us, AT_END, SENT_BACK)
+        update = end if way_us else max([end, *sent_back])
         rows.add(submesh, COMPUTE_LANE, float(update), after_us, AT_END, UPDATE)
     return {
-        "makespan_ns": round(float(step_us(times, on_the_way, order)) * 1e3),
+        "makespan_ns": round(float(step_us(times, transfers, order)) * 1e3),
         "devices": [list(block.devices) for block in dict.fromkeys(blocks)],
         "operators": list(rows.operators),
         "kinds": list(rows.kinds),
@@ -65,24 +65,24 @@ def stage_timeline(
 
 
 def _add_pass(
-    rows: _Rows, run: Pass, span: tuple[float, float], times: Sequence[PassTimes], on_the_way: Transfers, defers: bool
+    rows: _Rows, run: Pass, span: tuple[float, float], times: Sequence[PassTimes], transfers: Transfers, is_deferring: bool
 ) -> None:
     """Add a pass, and the message for the pass of another stage that needs it."""
-    stage, each, (begin, end) = run.stage, times[run.stage], span
+    stage, pass_times, (begin, end) = run.stage, times[run.stage], span
     name = f"micro-batch {run.micro_batch + 1}{f', stage {stage}' * rows.names_stages}"
-    backward = each.backward - each.parameters if defers else each.backward
-    early = each.early if run.work == FORWARD else 0.0
-    took = {FORWARD: each.forward, BACKWARD: backward, PARAMETERS: each.parameters}[run.work] - early
-    rows.add(stage, COMPUTE_LANE, begin, early, name, BRANCHES)
+    backward = pass_times.backward - pass_times.parameters if is_deferring else pass_times.backward
+    early_us = pass_times.early if run.work == FORWARD else 0.0
+    took = {FORWARD: pass_times.forward, BACKWARD: backward, PARAMETERS: pass_times.parameters}[run.work] - early_us
+    rows.add(stage, COMPUTE_LANE, begin, early_us, name, BRANCHES)
     rows.add(stage, COMPUTE_LANE, end - took, took, name, run.work)
     if run.work == PARAMETERS:
         return
     is_backward = run.work == BACKWARD
-    other = run._replace(stage=stage - 1 if is_backward else stage + 1)
-    if 0 <= other.stage < len(times) and run in needs(other, len(times)):
-        sent = end - each.late if is_backward and not defers else end
-        way = on_the_way.each[min(stage, other.stage)]
-        rows.add(stage, NETWORK_LANE, sent, way, name, SENT_BACK if is_backward else SENT_ON)
+    next_pass = run._replace(stage=stage - 1 if is_backward else stage + 1)
+    if 0 <= next_pass.stage < len(times) and run in needs(next_pass, len(times)):
+        sent_us = end - pass_times.late if is_backward and not is_deferring else end
+        way_us = transfers.each[min(stage, next_pass.stage)]
+        rows.add(stage, NETWORK_LANE, sent_us, way_us, name, SENT_BACK if is_backward else SENT_ON)
 
 
 class _Rows:

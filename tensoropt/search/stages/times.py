@@ -44,11 +44,11 @@ def runs_in_order(hardware: Hardware) -> bool:
 class OperatorTimes:
     """The times of a model's operators on the devices of a stage, each split as it is fastest, of one micro-batch."""
 
-    def __init__(self, model: Model, hardware: Hardware, mesh: Mesh, known: MeasuredOperators = NOTHING_KNOWN) -> None:
+    def __init__(self, model: Model, hardware: Hardware, mesh: Mesh, measured: MeasuredOperators = NOTHING_KNOWN) -> None:
         """Take the model of one micro-batch, the devices of a stage, and what was measured of operators."""
         self.graph: Graph = model.graph
         self._mesh, self.n_devices = mesh, mesh.n_devices
-        self.costing = costing_of(model, hardware, mesh, known)
+        self.costing = costing_of(model, hardware, mesh, measured)
         self.sends_early = runs_in_order(hardware)
         self._fastest_ns: dict[int, tuple[int, int, int]] = {}
         computing = (op for op in self.graph.step_operators if op.type not in (PLACEHOLDER, CONSTANT) and op.outputs)
@@ -89,10 +89,10 @@ class TimesBySize:
     """The times of a model's operators on any number of devices, of one micro-batch; found when they are first asked for."""
 
     def __init__(
-        self, model: Model, hardware: Hardware, n_micro_batches: int, known: MeasuredOperators = NOTHING_KNOWN
+        self, model: Model, hardware: Hardware, n_micro_batches: int, measured: MeasuredOperators = NOTHING_KNOWN
     ) -> None:
         """Take the model of the full batch, and what was measured of operators."""
-        self.whole, self.hardware, self._known = model, hardware, known
+        self.whole, self.hardware, self._known = model, hardware, measured
         self._model = model.in_micro_batches(n_micro_batches)
         self._found: dict[int, OperatorTimes] = {}
 
@@ -113,11 +113,11 @@ class TimesBySize:
         time: an operator takes its time of each device of its stage.
         """
         n, names = self._model.graph.n_micro_batches, self[min(sizes)].of
-        by_size = {size: [float(self[size].of[name].total(n)) for name in names] for size in sizes}
-        of_stage = sum(map(min, *by_size.values(), [math.inf] * len(names)))
-        device_us = ([size * time_us for time_us in times] for size, times in by_size.items())
-        of_device = sum(map(min, *device_us, [math.inf] * len(names)))
-        return max(of_stage / n_submeshes, of_device / parallelism)
+        size_times = {size: [float(self[size].of[name].total(n)) for name in names] for size in sizes}
+        total_us = sum(map(min, *size_times.values(), [math.inf] * len(names)))
+        device_us = ([size * time_us for time_us in times] for size, times in size_times.items())
+        total_device_us = sum(map(min, *device_us, [math.inf] * len(names)))
+        return max(total_us / n_submeshes, total_device_us / parallelism)
 
 
 def works(stages: Stages, times: Sequence[OperatorTimes]) -> list[PassTimes]:
@@ -130,17 +130,17 @@ def works(stages: Stages, times: Sequence[OperatorTimes]) -> list[PassTimes]:
         times: for each stage those on its devices.
     """
     ahead = stages.ahead.lookups
-    found = []
-    for members, early, of_stage in zip(stages.members, stages.early, times, strict=True):
-        n, total = of_stage.graph.n_micro_batches, PassTimes()
-        for name, each in of_stage.of.items():
+    sums = []
+    for members, early_names, stage_times in zip(stages.members, stages.early, times, strict=True):
+        n, total = stage_times.graph.n_micro_batches, PassTimes()
+        for name, pass_times in stage_times.of.items():
             if name in members:
                 is_ahead = name in ahead
-                if name in early:
-                    each = replace(each, early=each.forward, parameters=each.backward)
-                total += PassTimes(before=n * each.forward, after=n * each.backward) if is_ahead else each
-        found.append(replace(total, late=total.parameters) if early else total)
-    return found
+                if name in early_names:
+                    pass_times = replace(pass_times, early=pass_times.forward, parameters=pass_times.backward)
+                total += PassTimes(before=n * pass_times.forward, after=n * pass_times.backward) if is_ahead else pass_times
+        sums.append(replace(total, late=total.parameters) if early_names else total)
+    return sums
 
 
 # Messages
@@ -164,7 +164,7 @@ def _crossed(crossing: Crossing, hardware: Hardware, blocks: Sequence[Block]) ->
     if len(set(blocks)) < len(blocks):
         return [(target - 1, link_between(hardware, blocks[source].devices, blocks[target].devices))]
     pairs = ((number, blocks[number].devices, blocks[number + 1].devices) for number in range(source, target))
-    return [(number, link_between(hardware, one, other)) for number, one, other in pairs]
+    return [(number, link_between(hardware, devices, next_devices)) for number, devices, next_devices in pairs]
 
 
 def transfers(stages: Stages, hardware: Hardware, blocks: Sequence[Block], n_micro_batches: int) -> Transfers:
@@ -175,43 +175,43 @@ def transfers(stages: Stages, hardware: Hardware, blocks: Sequence[Block], n_mic
     there when these begin.
     """
     graph = stages.whole.in_micro_batches(n_micro_batches).graph
-    each, first, last = [0.0] * (stages.n - 1), [0.0] * stages.n, [0.0] * stages.n
+    passes, first, last = [0.0] * (stages.n - 1), [0.0] * stages.n, [0.0] * stages.n
     for crossing in stages.crossings:
         n_bytes = graph.tensors[crossing.tensor].mem_bytes
         crossed = _crossed(crossing, hardware, blocks)
-        on_links = {number: link.latency_us + n_bytes / link.bytes_per_us for number, link in crossed}
+        link_us = {number: link.latency_us + n_bytes / link.bytes_per_us for number, link in crossed}
         is_in_passes = crosses_in_passes(graph, crossing.tensor)
         if is_in_passes and not crossing.is_ahead:
-            for number, time_us in on_links.items():
-                each[number] += time_us
+            for number, time_us in link_us.items():
+                passes[number] += time_us
         if crossing.is_ahead or not is_in_passes:
-            first[crossing.target] += sum(on_links.values())
-            last[crossing.target] += sum(on_links.values()) if crossing.has_gradient else 0.0
-    return Transfers(each, first, last)
+            first[crossing.target] += sum(link_us.values())
+            last[crossing.target] += sum(link_us.values()) if crossing.has_gradient else 0.0
+    return Transfers(passes, first, last)
 
 
-def way_back_and_forth_us(hardware: Hardware, one: Block, other: Block) -> float:
+def way_back_and_forth_us(hardware: Hardware, source: Block, target: Block) -> float:
     """Return the time that a byte takes from some devices to others, and its gradient back."""
-    return 2 / link_between(hardware, one.devices, other.devices).bytes_per_us
+    return 2 / link_between(hardware, source.devices, target.devices).bytes_per_us
 
 
 def messages(stages: Stages, hardware: Hardware, blocks: Sequence[Block], n_micro_batches: int) -> list[PassTimes]:
     """Return what sending and receiving takes of the cores of each stage's devices."""
     graph = stages.whole.in_micro_batches(n_micro_batches).graph
-    found = [PassTimes() for _ in range(stages.n)]
+    times = [PassTimes() for _ in range(stages.n)]
     for crossing in stages.crossings:
         n_bytes = graph.tensors[crossing.tensor].mem_bytes
         crossed = _crossed(crossing, hardware, blocks)
-        of_links = [link.call_us + link.share / 2 * n_bytes / link.bytes_per_us for _, link in crossed]
-        end_us = max(of_links, default=hardware.collective_call_us)
+        ends_us = [link.call_us + link.share / 2 * n_bytes / link.bytes_per_us for _, link in crossed]
+        end_us = max(ends_us, default=hardware.collective_call_us)
         back_us = end_us if crossing.has_gradient else 0.0
-        in_pass, once = PassTimes(forward=end_us, backward=back_us), PassTimes(before=end_us, after=back_us)
+        pass_times, step_times = PassTimes(forward=end_us, backward=back_us), PassTimes(before=end_us, after=back_us)
         is_in_passes = crosses_in_passes(graph, crossing.tensor)
-        found[crossing.target] += in_pass if is_in_passes else once
+        times[crossing.target] += pass_times if is_in_passes else step_times
         if crossing.is_ahead and is_in_passes:
-            once = once.scaled(n_micro_batches)
-        found[crossing.source] += in_pass if is_in_passes and not crossing.is_ahead else once
-    return found
+            step_times = step_times.scaled(n_micro_batches)
+        times[crossing.source] += pass_times if is_in_passes and not crossing.is_ahead else step_times
+    return times
 
 
 def estimated_us(
@@ -231,10 +231,10 @@ def estimated_us(
         again_us: for each stage what its backward passes take longer, of all micro-batches; without it nothing.
     """
     n = times[0].graph.n_micro_batches
-    others = messages(stages, hardware, blocks, n)
-    found = [work + other for work, other in zip(works(stages, times), others, strict=True)]
+    message_times = messages(stages, hardware, blocks, n)
+    stage_times = [work + message for work, message in zip(works(stages, times), message_times, strict=True)]
     if again_us:
-        found = [each + PassTimes(backward=more / n) for each, more in zip(found, again_us, strict=True)]
-    on_the_way = transfers(stages, hardware, blocks, n)
+        stage_times = [passes + PassTimes(backward=extra / n) for passes, extra in zip(stage_times, again_us, strict=True)]
+    way_times = transfers(stages, hardware, blocks, n)
     orders = tried_orders(schedule, stages.n, n, len(set(blocks)))
-    return min(float(step_us(found, on_the_way, each)) for each in orders)
+    return min(float(step_us(stage_times, way_times, order)) for order in orders)

@@ -165,7 +165,7 @@ def plot(result: Plan | Curve, file: Path) -> None:
 
 def write_picture(plot: Callable[[Axes], object], file: Path) -> None:
     """Write the picture that ``plot`` draws on the axes that it is given."""
-    axes = new_axes(to_show=False)
+    axes = new_axes(is_shown=False)
     plot(axes)
     save_picture(axes, file)
 

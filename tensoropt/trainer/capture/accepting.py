@@ -14,7 +14,7 @@ from ...common.source_lines import running_line
 from .objective import KerasObjective, own_methods
 
 
-def check_eager(what: str) -> None:
+def check_eager(caller: str) -> None:
     """Check that TensorFlow executes eagerly, unlike between ``init`` and ``build_execution_graph``.
 
     Raises:
@@ -22,7 +22,7 @@ def check_eager(what: str) -> None:
     """
     if not tf.executing_eagerly():
         raise InputError(
-            f"{what} ({running_line()}) was called while a graph is recorded, as after tensoropt.init(); it needs no init "
+            f"{caller} ({running_line()}) was called while a graph is recorded, as after tensoropt.init(); it needs no init "
             "and takes models that were made without: leave tensoropt.init() out, and call it outside of tf.Graph and "
             "tf.function"
         )
@@ -42,15 +42,15 @@ def check_model(model: Any, compiles: bool) -> None:
     for name in own_methods(model):
         method = getattr(type(model), name)
         file, line = inspect.getsourcefile(method) or "?", method.__code__.co_firstlineno
-        what = f"model '{model.name}' has its own {name} ({os.path.basename(file)}:{line})"
+        fault = f"model '{model.name}' has its own {name} ({os.path.basename(file)}:{line})"
         if compiles or not model.compiled:
             raise InputError(
-                f"{what}, which uses what the model itself is compiled with; call model.compile(...) as for Keras, and "
+                f"{fault}, which uses what the model itself is compiled with; call model.compile(...) as for Keras, and "
                 "tensoropt.parallelize(model, batch_size=...) without optimizer=, loss=, metrics=, loss_weights= and "
                 "weighted_metrics="
             )
         if model.run_eagerly:
             raise InputError(
-                f"{what}, and is compiled with run_eagerly=True; steps run as TensorFlow's graphs, whose Python runs once, "
+                f"{fault}, and is compiled with run_eagerly=True; steps run as TensorFlow's graphs, whose Python runs once, "
                 "so that the numbers may be others: leave run_eagerly= out, and see that the step gives the same without"
             )

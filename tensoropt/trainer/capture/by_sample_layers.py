@@ -28,9 +28,9 @@ def that_tell_samples() -> Iterator[None]:
     Where a layer takes text apart, TensorFlow doesn't know how many samples there are afterwards. Loops, such as those of
     recurrent layers, keep the shapes with which they were traced, so they must be known then.
     """
-    with ExitStack() as entered:
+    with ExitStack() as stack:
         for kind in BY_SAMPLE:
-            entered.enter_context(patch.object(kind, "call", _telling(kind.call)))
+            stack.enter_context(patch.object(kind, "call", _telling(kind.call)))
         yield
 
 
@@ -40,10 +40,10 @@ def _telling(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def telling(layer: keras.layers.Layer, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         results = call(layer, inputs, *args, **kwargs)
-        given = next((each for each in tf.nest.flatten(inputs) if isinstance(each, tf.Tensor) and each.shape.rank), None)
-        leads = isinstance(results, tf.Tensor) and (results.shape.rank or 0) > 1 and results.shape[1:].is_fully_defined()
-        if leads and given is not None and type(layer) in BY_SAMPLE:
-            results.set_shape([given.shape[0], *results.shape[1:]])
+        tensor = next((leaf for leaf in tf.nest.flatten(inputs) if isinstance(leaf, tf.Tensor) and leaf.shape.rank), None)
+        is_led = isinstance(results, tf.Tensor) and (results.shape.rank or 0) > 1 and results.shape[1:].is_fully_defined()
+        if is_led and tensor is not None and type(layer) in BY_SAMPLE:
+            results.set_shape([tensor.shape[0], *results.shape[1:]])
         return results
 
     return telling

@@ -30,8 +30,8 @@ def check_compilation(loss: Any, metrics: Any, weighted_metrics: Any) -> None:
         InputError: Keras doesn't know one; the message names the nearest that Keras has.
     """
     _check_names("loss", loss, keras.losses.get, keras.losses)
-    for what, given in (("metrics", metrics), ("weighted_metrics", weighted_metrics)):
-        _check_names(what, given, _metric, keras.metrics)
+    for kind, value in (("metrics", metrics), ("weighted_metrics", weighted_metrics)):
+        _check_names(kind, value, _metric, keras.metrics)
 
 
 def _metric(name: Any) -> Any:
@@ -39,21 +39,21 @@ def _metric(name: Any) -> Any:
     return name if name in ("accuracy", "acc", "crossentropy", "ce") else keras.metrics.get(name)
 
 
-def _check_names(what: str, given: Any, get: Callable[[Any], Any], names: Any) -> None:
-    if isinstance(given, Mapping):
-        given = list(given.values())
-    if isinstance(given, (list, tuple)):
-        for each in given:
-            _check_names(what, each, get, names)
+def _check_names(kind: str, value: Any, get: Callable[[Any], Any], names: Any) -> None:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for element in value:
+            _check_names(kind, element, get, names)
         return
     try:
-        get(given)
+        get(value)
     except (ValueError, TypeError) as error:
-        near = difflib.get_close_matches(given, dir(names), 1) if isinstance(given, str) else []
-        example = f"{near[0]!r}" if near else _EXAMPLES[what.removeprefix("weighted_")]
+        matches = difflib.get_close_matches(value, dir(names), 1) if isinstance(value, str) else []
+        example = f"{matches[0]!r}" if matches else _EXAMPLES[kind.removeprefix("weighted_")]
         raise InputError(
-            f"parallelize ({running_line()}) has {what}={short(given)}, which Keras doesn't know; give one of "
-            f"keras.{'losses' if what == 'loss' else 'metrics'} or its name, such as {example}, or a function of labels and "
+            f"parallelize ({running_line()}) has {kind}={short(value)}, which Keras doesn't know; give one of "
+            f"keras.{'losses' if kind == 'loss' else 'metrics'} or its name, such as {example}, or a function of labels and "
             "results"
         ) from error
 
@@ -70,36 +70,36 @@ def in_a_sentence(error: Exception, signature: Signature) -> Exception:
     # Outermost first. Only AutoGraph knows the frames of the functions that it converted.
     frames = [(frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
     if metadata is not None:
-        frames += [(each.filename, each.lineno, each.function_name) for each in reversed(metadata.translated_stack)]
-    what = next((_COMPUTED_IN[name] for _, _, name in reversed(frames) if name in _COMPUTED_IN), None)
+        frames += [(frame.filename, frame.lineno, frame.function_name) for frame in reversed(metadata.translated_stack)]
+    stage = next((_COMPUTED_IN[name] for _, _, name in reversed(frames) if name in _COMPUTED_IN), None)
     step = next((name for file, _, name in reversed(frames) if name in _STEPS and is_users(file)), None)
-    takes_labels = what is None and step is not None and signature.labels is None
-    lacks_labels = takes_labels or (what == "loss" and signature.labels is None)
+    takes_labels = stage is None and step is not None and signature.labels is None
+    lacks_labels = takes_labels or (stage == "loss" and signature.labels is None)
     is_explained = isinstance(error, _MISSING if lacks_labels else _UNCOMPUTABLE) and not isinstance(error, InputError)
-    if (what is None and not takes_labels) or not is_explained:
+    if (stage is None and not takes_labels) or not is_explained:
         return error
     message = str(error) if metadata is None else str(metadata.cause_message)
     reason = " ".join(message.split()).removeprefix(f"{type(error).__name__}: ")
     reason = reason.partition(" for '{{node")[0].rstrip(".")
-    inside = [(file, line) for file, line, name in frames[_last(frames) :] if is_users(file)]
-    where = f"{inside[-1][0].rpartition('/')[2]}:{inside[-1][1]}" if inside else running_line()
+    user_lines = [(file, line) for file, line, name in frames[_last(frames) :] if is_users(file)]
+    place = f"{user_lines[-1][0].rpartition('/')[2]}:{user_lines[-1][1]}" if user_lines else running_line()
     if takes_labels:
         return InputError(
-            f"{step} ({where}) can't be called on batches of x alone, as the first batch or data= has them: {cut(reason)}. "
+            f"{step} ({place}) can't be called on batches of x alone, as the first batch or data= has them: {cut(reason)}. "
             "If it takes labels, show a batch that has some, by data=(x, y) of parallelize"
         )
     if reason.startswith("No loss to compute"):
         return InputError(
-            f"parallelize ({where}) has no loss=, and the model adds none by add_loss; give one of keras.losses, such as "
+            f"parallelize ({place}) has no loss=, and the model adds none by add_loss; give one of keras.losses, such as "
             f"{_EXAMPLES['loss']}, or model.compile(optimizer, loss) ahead of parallelize(model, batch_size=...)"
         )
-    if signature.labels is None and what == "loss":
+    if signature.labels is None and stage == "loss":
         return InputError(
-            f"the loss ({where}) can't be computed without labels: {cut(reason)}. Batches have inputs alone, as data= "
+            f"the loss ({place}) can't be computed without labels: {cut(reason)}. Batches have inputs alone, as data= "
             "says; give a tuple (x, y), or a dataset of such"
         )
     return InputError(
-        f"the {what} ({where}) can't be computed for {_labels_text(signature)}: {cut(reason)}. Where your labels are "
+        f"the {stage} ({place}) can't be computed for {_labels_text(signature)}: {cut(reason)}. Where your labels are "
         "others, say so: parallelize(..., labels=tf.TensorSpec(shape, dtype)), or data= with a dataset or arrays (x, y)"
     )
 
@@ -111,5 +111,5 @@ def _last(frames: list[tuple[str, int, str]]) -> int:
 
 def _labels_text(signature: Signature) -> str:
     specs = tf.nest.flatten(signature.labels) if signature.labels is not None else []
-    found = ", ".join(f"{list(spec.shape)} of {spec.dtype.name}" for spec in specs[:4])
-    return f"labels of shape {found}{', ...' if len(specs) > 4 else ''}" if found else "batches without labels"
+    text = ", ".join(f"{list(spec.shape)} of {spec.dtype.name}" for spec in specs[:4])
+    return f"labels of shape {text}{', ...' if len(specs) > 4 else ''}" if text else "batches without labels"

@@ -72,8 +72,8 @@ def has_own_step(model: keras.Model) -> bool:
 
 def that_takes_labels(model: keras.Model, loss: Any) -> str:
     """Return a method of the model's own that may take labels of any shape, or none; "" if the loss tells the labels."""
-    own = [name for name in own_methods(model) if name != "predict_step"]
-    return own[0] if own and (loss is None or has_own_step(model)) else ""
+    methods = [name for name in own_methods(model) if name != "predict_step"]
+    return methods[0] if methods and (loss is None or has_own_step(model)) else ""
 
 
 class KerasObjective(keras.Model):
@@ -126,13 +126,13 @@ class KerasObjective(keras.Model):
 
     def names_of(self, variables: Sequence[tf.Variable]) -> list[str]:
         """Return the variables' Keras paths, since their own names don't say to which layer they belong."""
-        known = {
-            id(inner(each)): f"metrics/{metric.name}/{each.path.rpartition('/')[2]}"
+        names = {
+            id(inner(variable)): f"metrics/{metric.name}/{variable.path.rpartition('/')[2]}"
             for metric in self.metrics
-            for each in metric.variables
+            for variable in metric.variables
         }
-        known.update((id(inner(each)), str(each.path)) for each in self.inner.variables)
-        return [known.get(id(variable)) or own_name(variable) for variable in variables]
+        names.update((id(inner(variable)), str(variable.path)) for variable in self.inner.variables)
+        return [names.get(id(variable)) or own_name(variable) for variable in variables]
 
     def layer_of(self, name: str) -> str | None:
         """Return a description of the innermost layer whose scope is in an operator's name; None if there is none."""
@@ -149,8 +149,8 @@ class KerasObjective(keras.Model):
         A scope that is entered again has a number appended, which is ignored.
         """
         layers, parts = {layer.name: layer for layer in self.inner._flatten_layers()}, name.split("/")
-        found = [layers.get(part) or layers.get(re.sub(r"_\d+$", "", part)) for part in parts]
-        return [(layer, "/".join(parts[: i + 1])) for i, layer in enumerate(found) if layer is not None]
+        named_layers = [layers.get(part) or layers.get(re.sub(r"_\d+$", "", part)) for part in parts]
+        return [(layer, "/".join(parts[: i + 1])) for i, layer in enumerate(named_layers) if layer is not None]
 
     def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:
         """Return the functions and arguments of the training step, of a batch's evaluation and of a prediction."""
@@ -168,13 +168,13 @@ class KerasObjective(keras.Model):
         with without_updates():
             return without_data(function, arguments)
 
-    def _own(self, signature: Signature, name: str, own: Sequence[str]) -> Callable[..., Any] | None:
+    def _own(self, signature: Signature, name: str, methods: Sequence[str]) -> Callable[..., Any] | None:
         """Return a function that calls the model's own step; None if it has none of this name."""
-        if name not in own:
+        if name not in methods:
             return None
 
-        def step(x: Any, *rest: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-            labels, weights = _labels_and_weights(signature, rest)
+        def step(x: Any, *extras: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+            labels, weights = _labels_and_weights(signature, extras)
             with _weighed_as_by_keras(self.inner):
                 logs = getattr(self.inner, name)(keras.utils.pack_x_y_sample_weight(x, labels, weights))
             if logs is not None and not isinstance(logs, Mapping):
@@ -196,12 +196,12 @@ class KerasObjective(keras.Model):
         """Return a function that computes the loss, and the metrics' results after a batch, as Keras's own steps do."""
         computes = self._computes
 
-        def step(x: Any, *rest: Any) -> tuple[tf.Tensor, dict[str, Any]]:
-            labels, weights = _labels_and_weights(signature, rest)
+        def step(x: Any, *extras: Any) -> tuple[tf.Tensor, dict[str, Any]]:
+            labels, weights = _labels_and_weights(signature, extras)
             predicted = self._predicted(x, training)
             with _weighed_as_by_keras(computes):
                 loss = computes._compute_loss(x, labels, predicted, weights, training=training)
-            n_samples = signature.batch_size or tf.shape(next(each for each in tf.nest.flatten(x) if each is not None))[0]
+            n_samples = signature.batch_size or tf.shape(next(leaf for leaf in tf.nest.flatten(x) if leaf is not None))[0]
             computes._loss_tracker.update_state(loss, sample_weight=n_samples)
             if training and self.counter is not None:
                 self.counter.assign_add(1)  # ahead of metrics, which may read the optimizer
@@ -219,7 +219,7 @@ def _weighed_as_by_keras(model: keras.Model) -> AbstractContextManager[Any]:
     update = keras.metrics.Mean.update_state
 
     def update_state(metric: keras.metrics.Mean, values: Any, sample_weight: Any = None) -> Any:
-        is_of_result = model._compile_loss is not None and any(metric is each for each in model._compile_loss.metrics)
+        is_of_result = model._compile_loss is not None and any(metric is part for part in model._compile_loss.metrics)
         return update(metric, values, None if is_of_result else sample_weight)
 
     return nullcontext() if model.run_eagerly else patch.object(keras.metrics.Mean, "update_state", update_state)
@@ -231,7 +231,7 @@ def _flat_logs(logs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield from _flat_logs(value) if isinstance(value, Mapping) else ((name, tf.convert_to_tensor(value)),)
 
 
-def _labels_and_weights(signature: Signature, rest: Sequence[Any]) -> tuple[Any, Any]:
+def _labels_and_weights(signature: Signature, extras: Sequence[Any]) -> tuple[Any, Any]:
     """Return the labels and sample weights among a step's arguments after the inputs; None for what it isn't given."""
-    labels = None if signature.labels is None else signature.labels_of(rest[0])
-    return labels, None if signature.weights is None else rest[-1]
+    labels = None if signature.labels is None else signature.labels_of(extras[0])
+    return labels, None if signature.weights is None else extras[-1]

@@ -26,11 +26,11 @@ def check_reads(captured: Captured, optimizer: Any) -> None:
     Raises:
         InputError: it reads something else.
     """
-    of = inner_of(optimizer)
-    known = [of._learning_rate, *([of._iterations] if of is optimizer else [])]
-    for variable in (*optimizer.variables, *of.variables):
+    inner_optimizer = inner_of(optimizer)
+    counted = [inner_optimizer._learning_rate, *([inner_optimizer._iterations] if inner_optimizer is optimizer else [])]
+    for variable in (*optimizer.variables, *inner_optimizer.variables):
         is_read = captured.variable(inner(variable)) is not None
-        if is_read and not any(variable is each for each in known):
+        if is_read and not any(variable is variable_read for variable_read in counted):
             raise InputError(
                 f"the loss or a metric ({running_line()}) reads '{variable.path}' of optimizer {type(optimizer).__name__}, "
                 "whose variables are on the ranks; read it in a callback, by trainer.optimizer.learning_rate or "
@@ -40,12 +40,12 @@ def check_reads(captured: Captured, optimizer: Any) -> None:
 
 def copies_on_ranks(captured: Captured, running: Mapping[str, StepOptimizer]) -> dict[int, tf.Variable]:
     """Return this process's variables for those of the user's optimizers, by the ids of the user's."""
-    found = {}
-    for step, each in running.items():
+    copies = {}
+    for step, step_optimizer in running.items():
         optimizer = captured.graph.train_steps[step].optimizer
         assert isinstance(optimizer, KerasOptimizer)
-        here = each.running[0]
-        assert isinstance(here, RunningKeras)
-        own = named_variables(optimizer.source)
-        found.update({id(inner(variable)): here.named[name] for name, variable in own.items() if name in here.named})
-    return found
+        copy = step_optimizer.running[0]
+        assert isinstance(copy, RunningKeras)
+        by_name = named_variables(optimizer.source)
+        copies.update({id(inner(variable)): copy.named[name] for name, variable in by_name.items() if name in copy.named})
+    return copies

@@ -52,9 +52,9 @@ def capturable(step: Callable[..., Any], trace: StepGradients) -> Callable[..., 
         trace.scaled.clear()
         with trace.watching(list(_stand_ins(trace))):
             results = step(*arguments)
-        for taken in trace.taken:
-            taken.check_rows()
-        losses, gradients = [taken.loss for taken in trace.taken], [taken.dense for taken in trace.taken]
+        for record in trace.taken:
+            record.check_rows()
+        losses, gradients = [record.loss for record in trace.taken], [record.dense for record in trace.taken]
         return () if results is None else results, losses, gradients
 
     return function
@@ -88,16 +88,16 @@ def _stand_ins(trace: StepGradients) -> Iterator[tuple[type, str, Callable[..., 
 @contextmanager
 def without_updates() -> Iterator[None]:
     """Have optimizers do nothing where they are applied."""
-    with ExitStack() as entered:
+    with ExitStack() as stack:
         for kind in _subclasses(BaseOptimizer):
             if "apply" in vars(kind):
-                entered.enter_context(patch.object(kind, "apply", lambda *arguments, **named: None))
+                stack.enter_context(patch.object(kind, "apply", lambda *arguments, **keywords: None))
         yield
 
 
 def _subclasses(kind: type) -> list[type]:
     children: list[type] = kind.__subclasses__()
-    return [kind, *(each for child in children for each in _subclasses(child))]
+    return [kind, *(subclass for child in children for subclass in _subclasses(child))]
 
 
 def recorded_updates(capture: Capture, program: Program, trace: StepGradients, optimizer_of: OptimizerOf) -> RecordedUpdates:
@@ -112,19 +112,19 @@ def recorded_updates(capture: Capture, program: Program, trace: StepGradients, o
     """
     results, losses, dense = program.results
     _check_reads(capture, trace)
-    taken = []
-    for k, (each, loss, markers) in enumerate(zip(trace.taken, losses, dense, strict=True)):
-        names = tuple(capture.name(variable) or "" for variable in each.variables)
-        taken.append(RecordedGradients(f"gradients_{k}", loss, names, tuple(map(behind_identities, markers))))
-    gradients = {tensor.name for each in taken for tensor in each.results}
+    records = []
+    for k, (traced, loss, markers) in enumerate(zip(trace.taken, losses, dense, strict=True)):
+        names = tuple(capture.name(variable) or "" for variable in traced.variables)
+        records.append(RecordedGradients(f"gradients_{k}", loss, names, tuple(map(behind_identities, markers))))
+    gradients = {tensor.name for record in records for tensor in record.results}
 
-    def used(tensor: tf.Tensor) -> tf.Tensor:
+    def pass_on(tensor: tf.Tensor) -> tf.Tensor:
         """Return a tensor that the step gives out; a gradient behind an operator, so that the step computes with it."""
         with capture.graph.as_default():
             return tf.stop_gradient(tensor) if behind_identities(tensor).name in gradients else tensor
 
-    results = tf.nest.map_structure(used, results, expand_composites=True)
-    effects = tuple(replace(each, needs=tuple(map(used, each.needs))) for each in program.effects)
+    results = tf.nest.map_structure(pass_on, results, expand_composites=True)
+    effects = tuple(replace(effect, needs=tuple(map(pass_on, effect.needs))) for effect in program.effects)
     updates: dict[int, list[tf.Operation]] = {}
     writes = []
     for op in program.writes:
@@ -134,30 +134,30 @@ def recorded_updates(capture: Capture, program: Program, trace: StepGradients, o
             writes.append(op)
     steps: list[RecordedStep] = []
     first: dict[int, int] = {}
-    for number, applied in enumerate(trace.applied):
+    for number, update in enumerate(trace.applied):
         assigns = tuple(updates.get(number, ()))
         if not assigns:  # in a branch that is never taken
             continue
         with capture.graph.as_default(), tf.control_dependencies(writes if number == len(trace.applied) - 1 else []):
             op = tf.no_op(name="train")
-        optimizer = optimizer_of(applied.optimizer, applied.variables)
+        optimizer = optimizer_of(update.optimizer, update.variables)
         condition = capture.flattener.conditions.get(assigns[0].name)
         if condition is not None:
             optimizer = replace(optimizer, condition=condition)
         variables = tuple(op.inputs[0].op.name for op in assigns)
-        before = trace.applied[first.setdefault(id(applied.optimizer), number)]
-        if [id(each) for each in before.variables] != [id(each) for each in applied.variables]:
+        earlier = trace.applied[first.setdefault(id(update.optimizer), number)]
+        if [id(variable) for variable in earlier.variables] != [id(variable) for variable in update.variables]:
             raise InputError(
-                f"{type(applied.optimizer).__name__} is applied ({applied.line}) to other variables than before "
-                f"({before.line}); give it all variables each time, or use an optimizer for each set of variables"
+                f"{type(update.optimizer).__name__} is applied ({update.line}) to other variables than before "
+                f"({earlier.line}); give it all variables each time, or use an optimizer for each set of variables"
             )
-        of = "" if before is applied else steps[first[id(applied.optimizer)]].op.name
-        step = RecordedStep(op, None, variables, optimizer, assigns=assigns, of=of)
-        updated = written_by(writes).union(*(each.variables for each in steps))
-        was_updated = not updated.isdisjoint(variables)
+        first_name = "" if earlier is update else steps[first[id(update.optimizer)]].op.name
+        step = RecordedStep(op, None, variables, optimizer, assigns=assigns, of=first_name)
+        written = written_by(writes).union(*(recorded.variables for recorded in steps))
+        was_updated = not written.isdisjoint(variables)
         # What was updated, or assigned by the model, is read again, and gradients are taken there.
-        step = minimised(step, [] if was_updated else [each for each in taken if not _reads_late(each.loss, variables)])
-        _check_scaling(applied, trace, is_given=step.loss is None)
+        step = minimised(step, [] if was_updated else [grad for grad in records if not _reads_late(grad.loss, variables)])
+        _check_scaling(update, trace, is_given=step.loss is None)
         steps.append(step)
     if not steps:  # it adds gradients up in variables, or updates by hand
         if not writes:
@@ -168,14 +168,14 @@ def recorded_updates(capture: Capture, program: Program, trace: StepGradients, o
         with capture.graph.as_default(), tf.control_dependencies(writes):
             steps.append(RecordedStep(tf.no_op(name="train"), None, (), Classic("sgd")))
     program = replace(program, results=results, writes=tuple(writes), effects=effects)
-    return RecordedUpdates(program, tuple(steps), computed_with(taken, steps))
+    return RecordedUpdates(program, tuple(steps), computed_with(records, steps))
 
 
 def _reads_late(loss: tf.Tensor, variables: Sequence[str]) -> bool:
     """Return whether a loss follows from values that variables have after the step has assigned to them."""
-    needed = ancestors([loss.op])
+    ancestor_names = ancestors([loss.op])
     readers = (op for name in variables for op in loss.graph.get_operation_by_name(name).outputs[0].consumers())
-    return any(op.control_inputs and op.name in needed for op in readers)
+    return any(op.control_inputs and op.name in ancestor_names for op in readers)
 
 
 def _check_reads(capture: Capture, trace: StepGradients) -> None:
@@ -184,32 +184,32 @@ def _check_reads(capture: Capture, trace: StepGradients) -> None:
     Raises:
         InputError: it reads one.
     """
-    captured = {id(variable) for variable in capture.variables.values()}
-    for applied in trace.applied:
-        for variable in applied.optimizer.variables:
-            if id(variable_of(variable)) in captured:
+    ids = {id(variable) for variable in capture.variables.values()}
+    for update in trace.applied:
+        for variable in update.optimizer.variables:
+            if id(variable_of(variable)) in ids:
                 raise InputError(
-                    f"a training step reads '{variable.path}' of the optimizer that it applies ({applied.line}), whose "
+                    f"a training step reads '{variable.path}' of the optimizer that it applies ({update.line}), whose "
                     "variables are on the ranks; read it outside of the step: trainer.optimizer.learning_rate and "
                     "trainer.optimizer.iterations, as in a callback"
                 )
 
 
-def _check_scaling(applied: Applied, trace: StepGradients, is_given: bool) -> None:
+def _check_scaling(update: Applied, trace: StepGradients, is_given: bool) -> None:
     """Check that an optimizer that scales the loss scaled it, and is given the gradients of the scaled loss as they are.
 
     Raises:
         InputError: it didn't, or the step computes with scaled gradients.
     """
-    optimizer = applied.optimizer
-    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or optimizer.loss_scale_factor is not None
-    if not scales:
+    optimizer = update.optimizer
+    is_scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or optimizer.loss_scale_factor is not None
+    if not is_scaling:
         return
-    what = f"{type(optimizer).__name__}, which divides gradients by the scale of the loss, is applied ({applied.line})"
+    fault = f"{type(optimizer).__name__}, which divides gradients by the scale of the loss, is applied ({update.line})"
     if id(optimizer) not in trace.scaled:
-        raise InputError(f"{what} to gradients of a loss that wasn't scaled; take them of optimizer.scale_loss(loss)")
+        raise InputError(f"{fault} to gradients of a loss that wasn't scaled; take them of optimizer.scale_loss(loss)")
     if is_given:
         raise InputError(
-            f"{what} to gradients that the step computes with; give it the gradients of optimizer.scale_loss(loss) as they "
+            f"{fault} to gradients that the step computes with; give it the gradients of optimizer.scale_loss(loss) as they "
             "are, and clip by its inner optimizer's clipnorm= or global_clipnorm="
         )

@@ -99,7 +99,7 @@ class Captured:
     @cached_property
     def needed(self) -> tuple[Tensor, ...]:
         """The tensors that the program's effects on the world need, each once."""
-        return tuple(dict.fromkeys(self._tensor(tensor) for each in self.program.effects for tensor in each.needs))
+        return tuple(dict.fromkeys(self._tensor(tensor) for effect in self.program.effects for tensor in effect.needs))
 
     def act(self, values: Sequence[np.ndarray], rank: int) -> None:
         """Have the program's effects on the world: prints and the like on rank 0, checks of values on all ranks.
@@ -110,12 +110,12 @@ class Captured:
         Raises:
             InputError: a check fails.
         """
-        known = dict(zip((tensor.name for tensor in self.needed), values, strict=True))
-        for each in self.program.effects:
-            given = [known[self._tensor(tensor).name] for tensor in each.needs]
-            if (rank == 0 or each.is_check) and not each.is_out(given):
-                with CheckedValues(each.where) if each.is_check else nullcontext():
-                    each(given)
+        value_of = dict(zip((tensor.name for tensor in self.needed), values, strict=True))
+        for effect in self.program.effects:
+            inputs = [value_of[self._tensor(tensor).name] for tensor in effect.needs]
+            if (rank == 0 or effect.is_check) and not effect.is_out(inputs):
+                with CheckedValues(effect.where) if effect.is_check else nullcontext():
+                    effect(inputs)
 
     @property
     def writes(self) -> tuple[str, ...]:
@@ -128,9 +128,9 @@ class Captured:
         return None if name is None else self.graph.operators.get(name)
 
     def _tensor(self, tensor: tf.Tensor) -> Tensor:
-        found = self.graph.resolve(tensor.name)
-        assert found is not None, f"{tensor.name} wasn't imported"
-        return found
+        resolved = self.graph.resolve(tensor.name)
+        assert resolved is not None, f"{tensor.name} wasn't imported"
+        return resolved
 
 
 def capture_program(
@@ -158,24 +158,24 @@ def capture_program(
         with that_tell_samples():
             program = _captured(capture, function, arguments, trace)
     except Exception as error:
-        said = in_a_sentence(error, signature)
-        if said is error:
+        explanation = in_a_sentence(error, signature)
+        if explanation is error:
             raise
-        raise said from error
+        raise explanation from error
     steps: Sequence[RecordedStep] = ()
-    taken: Sequence[RecordedGradients] = ()
+    records: Sequence[RecordedGradients] = ()
     if trace is not None:
         updates = recorded_updates(capture, program, trace, optimizer_of)
-        program, steps, taken = updates.program, updates.steps, updates.taken
+        program, steps, records = updates.program, updates.steps, updates.taken
     elif kind == TRAIN:
         program = _without_unread_count(program, capture, objective.counter)
-        step, taken = _step(capture, program, objective, partial(optimizer_of, None))
+        step, records = _step(capture, program, objective, partial(optimizer_of, None))
         steps = [step]
-    needed = (tensor for each in program.effects for tensor in each.needs)
-    targets = [tensor.op for tensor in (*program.inputs, *tf.nest.flatten(program.results), *needed)]
-    fed = [tensor for tensor in program.inputs if not any(tensor is each for each in program.given)]
-    graph = import_graph(capture.graph, steps, capture.lines, [*targets, *program.writes], taken, fed)
-    return Captured(graph, replace(program, effects=tuple(_possible(program.effects, graph))), capture)
+    effect_inputs = (tensor for effect in program.effects for tensor in effect.needs)
+    targets = [tensor.op for tensor in (*program.inputs, *tf.nest.flatten(program.results), *effect_inputs)]
+    feeds = [tensor for tensor in program.inputs if not any(tensor is source for source in program.given)]
+    graph = import_graph(capture.graph, steps, capture.lines, [*targets, *program.writes], records, feeds)
+    return Captured(graph, replace(program, effects=tuple(_possible_effects(program.effects, graph))), capture)
 
 
 def _captured(
@@ -193,12 +193,12 @@ def _captured(
         return capture.add(capturable(converted, trace), arguments)
 
 
-def _possible(effects: Iterable[Effect], graph: Graph) -> Iterator[Effect]:
+def _possible_effects(effects: Iterable[Effect], graph: Graph) -> Iterator[Effect]:
     """Yield the effects that constants don't rule out, such as assertions about shapes."""
-    for each in effects:
-        makers = [graph.producers[found.name] for found in map(graph.resolve, (need.name for need in each.needs)) if found]
-        if not each.is_out([op.statics.get(0) if op.type == CONSTANT else None for op in makers]):
-            yield each
+    for effect in effects:
+        makers = [graph.producers[value.name] for value in map(graph.resolve, (leaf.name for leaf in effect.needs)) if value]
+        if not effect.is_out([op.statics.get(0) if op.type == CONSTANT else None for op in makers]):
+            yield effect
 
 
 def _without_unread_count(program: Program, capture: Capture, counter: tf.Variable | None) -> Program:
@@ -223,29 +223,29 @@ def _step(
     """
     loss = program.results[0] if isinstance(program.results, tuple) else program.results
     if not isinstance(loss, tf.Tensor) or loss.shape.rank != 0 or not loss.dtype.is_floating:
-        got = f"a tensor of shape {loss.shape} and type {loss.dtype.name}" if isinstance(loss, tf.Tensor) else repr(loss)
+        text = f"a tensor of shape {loss.shape} and type {loss.dtype.name}" if isinstance(loss, tf.Tensor) else repr(loss)
         raise InputError(
-            f"the loss must be one floating-point number for the whole batch, got {got}; reduce it, as by tf.reduce_mean, "
+            f"the loss must be one floating-point number for the whole batch, got {text}; reduce it, as by tf.reduce_mean, "
             "or with a Keras loss whose reduction is 'sum_over_batch_size'"
         )
     read = ancestors([loss.op])
-    trained = [variable for variable in objective.trained if capture.name(inner(variable)) in read]
-    if not trained:
+    variables = [variable for variable in objective.trained if capture.name(inner(variable)) in read]
+    if not variables:
         raise InputError("the loss depends on no trainable variable; build the model first, and leave its layers trainable")
     with capture.graph.as_default(), tf.control_dependencies(program.writes):
         op = tf.no_op(name=TRAIN)
-    names = tuple(capture.name(inner(variable)) or "" for variable in trained)
+    names = tuple(capture.name(inner(variable)) or "" for variable in variables)
     if written_by(program.writes).isdisjoint(names):
-        return RecordedStep(op, loss, names, optimizer(trained)), ()
+        return RecordedStep(op, loss, names, optimizer(variables)), ()
     with capture.graph.as_default():
         handles = [capture.graph.get_operation_by_name(name).outputs[0] for name in names]
         passed = GradientWalk(capture.graph, custom_gradients(capture.graph)).differentiated(loss, names)
-        found = placeholders(loss, [inner(variable) for variable in trained], handles, passed)
-    of = {id(inner(variable)): variable for variable in trained}
-    reached = [of[id(variable)] for variable in found.variables]
-    names = tuple(capture.name(variable) or "" for variable in found.variables)
-    taken = RecordedGradients("gradients", loss, names, found.dense)
-    return RecordedStep(op, None, names, optimizer(reached), gradients=found.dense), (taken,)
+        stand_ins = placeholders(loss, [inner(variable) for variable in variables], handles, passed)
+    by_id = {id(inner(variable)): variable for variable in variables}
+    reached_variables = [by_id[id(variable)] for variable in stand_ins.variables]
+    names = tuple(capture.name(variable) or "" for variable in stand_ins.variables)
+    record = RecordedGradients("gradients", loss, names, stand_ins.dense)
+    return RecordedStep(op, None, names, optimizer(reached_variables), gradients=stand_ins.dense), (record,)
 
 
 def inner(variable: Any) -> tf.Variable:

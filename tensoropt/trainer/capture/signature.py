@@ -47,8 +47,8 @@ class Signature:
 
     def labels_of(self, tensors: Sequence[Any]) -> Structure:
         """Return a batch's labels in the structure that the loss takes, given those that there are."""
-        given = iter(tensors)
-        return tf.nest.map_structure(lambda leaf: None if leaf is None else next(given), self.labels)
+        leaves = iter(tensors)
+        return tf.nest.map_structure(lambda leaf: None if leaf is None else next(leaves), self.labels)
 
     @property
     def has_open_inputs(self) -> bool:
@@ -88,21 +88,21 @@ class Signature:
         def like(spec: tf.TensorSpec, tensor: Any) -> tf.TensorSpec:
             return _led_by(None, tensor, spec)
 
-        flat = [like(*each) for each in zip(tf.nest.flatten(self.inputs), inputs, strict=True)]
-        of_labels = self.labels
+        flat = [like(*pair) for pair in zip(tf.nest.flatten(self.inputs), inputs, strict=True)]
+        label_specs = self.labels
         if labels:
-            known = [leaf for leaf in tf.nest.flatten(self.labels) if leaf is not None]
-            of_labels = self.labels_of([like(*each) for each in zip(known, labels, strict=True)])
+            specs_of_labels = [leaf for leaf in tf.nest.flatten(self.labels) if leaf is not None]
+            label_specs = self.labels_of([like(*pair) for pair in zip(specs_of_labels, labels, strict=True)])
         if weights is not None:
-            specs = tf.nest.map_structure(lambda each: tf.TensorSpec(each.shape, each.dtype), weights)
+            specs = tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), weights)
             weights = with_names(specs, "sample_weight")
-        return Signature(tf.nest.pack_sequence_as(self.inputs, flat), of_labels, weights).resized(batch_size)
+        return Signature(tf.nest.pack_sequence_as(self.inputs, flat), label_specs, weights).resized(batch_size)
 
 
-def _led_by(n_samples: int | None, tensor: Any, like: tf.TensorSpec) -> tf.TensorSpec:
+def _led_by(n_samples: int | None, tensor: Any, template: tf.TensorSpec) -> tf.TensorSpec:
     """Return the spec of so many samples of a tensor, in another spec's type and name; a scalar has no samples."""
     shape = [n_samples, *tensor.shape[1:]] if len(tensor.shape) else []
-    return tf.TensorSpec(shape, like.dtype, like.name)
+    return tf.TensorSpec(shape, template.dtype, template.name)
 
 
 def signature_of(
@@ -143,11 +143,11 @@ def labels_for(model: keras.Model, loss: Any, inputs: Structure, waits_for: str 
     return None if waits_for else with_names(_labels(loss, results, names), "labels")
 
 
-def opened(signature: Signature, told: Structure, has_open_labels: bool) -> Signature:
+def opened(signature: Signature, input_specs: Structure, has_open_labels: bool) -> Signature:
     """Return a signature with None for the extents in which later batches may differ.
 
     Args:
-        told: the specs of inputs that the model tells; None if it tells none, so that all extents may differ.
+        input_specs: the specs of inputs that the model tells; None if it tells none, so that all extents may differ.
         has_open_labels: whether the loss takes labels of any shape.
     """
 
@@ -155,18 +155,18 @@ def opened(signature: Signature, told: Structure, has_open_labels: bool) -> Sign
         return spec and tf.TensorSpec([None] * spec.shape.rank if extents is None else extents, spec.dtype, spec.name)
 
     specs, open_inputs = tf.nest.flatten(signature.inputs), signature.inputs
-    if told is None:
+    if input_specs is None:
         open_inputs = tf.nest.map_structure(free, signature.inputs)
     else:
-        shapes = [each.shape for each in tf.nest.flatten(told)]
+        shapes = [spec.shape for spec in tf.nest.flatten(input_specs)]
         pairs = list(zip(specs, shapes, strict=False))
         if len(specs) == len(shapes) and all(spec.shape[1:].is_compatible_with(shape[1:]) for spec, shape in pairs):
             freed = [free(spec, [None, *shape[1:]]) for spec, shape in pairs]
             open_inputs = tf.nest.pack_sequence_as(signature.inputs, freed)
-    made = replace(signature, inputs=open_inputs)
-    if signature.labels is None or not (has_open_labels or made.has_open_inputs):
-        return made
-    return replace(made, labels=tf.nest.map_structure(free, signature.labels))
+    open_signature = replace(signature, inputs=open_inputs)
+    if signature.labels is None or not (has_open_labels or open_signature.has_open_inputs):
+        return open_signature
+    return replace(open_signature, labels=tf.nest.map_structure(free, signature.labels))
 
 
 def assumed(signature: Signature, model: keras.Model, loss: Any) -> Signature:
@@ -196,14 +196,14 @@ def left_open_by(loss: Any, has_data: bool = True) -> str:
     """
     if isinstance(loss, (Mapping, list, tuple)):
         losses = loss.values() if isinstance(loss, Mapping) else loss
-        return next(filter(None, (left_open_by(each, has_data) for each in losses)), "")
+        return next(filter(None, (left_open_by(part, has_data) for part in losses)), "")
     if loss is None:
         return "a result without a loss leaves open whether batches have labels for it" if has_data else ""
-    found = keras.losses.get(loss)
-    of = getattr(found, "fn", None) or (type(found) if isinstance(found, keras.losses.Loss) else found)
-    if of.__module__.startswith("keras.") and of.__name__ not in _OTHER_LABELS:
+    loss_fn = keras.losses.get(loss)
+    function = getattr(loss_fn, "fn", None) or (type(loss_fn) if isinstance(loss_fn, keras.losses.Loss) else loss_fn)
+    if function.__module__.startswith("keras.") and function.__name__ not in _OTHER_LABELS:
         return ""
-    return f"the loss {getattr(of, '__name__', short(loss))} doesn't tell the shapes of its labels"
+    return f"the loss {getattr(function, '__name__', short(loss))} doesn't tell the shapes of its labels"
 
 
 def checked_batch_size(batch_size: object) -> None:
@@ -232,9 +232,9 @@ def _from_data(data: Any) -> Signature:
     return replace(Signature(*specs), as_seen=frozenset(PARTS))
 
 
-def part_of(part: Structure, name: str, of: str = "a batch") -> Structure:
+def part_of(part: Structure, name: str, owner: str = "a batch") -> Structure:
     """Return the specs of one part of a batch, of which arrays or specs are given."""
-    specs = tf.nest.map_structure(lambda leaf: _spec_of(leaf, f"{name} of {of}"), part, expand_composites=False)
+    specs = tf.nest.map_structure(lambda leaf: _spec_of(leaf, f"{name} of {owner}"), part, expand_composites=False)
     return with_names(specs, name)
 
 
@@ -272,14 +272,14 @@ def check_dense(spec: Any, what: str) -> None:
         InputError: the tensor is ragged or sparse.
     """
     if isinstance(spec, (tf.SparseTensor, tf.SparseTensorSpec)) or hasattr(spec, "tocsr"):
-        kind, instead = "sparse", "dataset.map with tf.sparse.to_dense, or array.toarray()"
+        kind, advice = "sparse", "dataset.map with tf.sparse.to_dense, or array.toarray()"
     elif isinstance(spec, (tf.RaggedTensor, tf.RaggedTensorSpec)):
-        kind, instead = "ragged", "dataset.map with x.to_tensor(shape=...)"
+        kind, advice = "ragged", "dataset.map with x.to_tensor(shape=...)"
     else:
         return
     raise InputError(
         f"{what} ({running_line()}) is {kind}; expected dense tensors, which can be cut into shares of known shape: make it "
-        f"dense, as by {instead}"
+        f"dense, as by {advice}"
     )
 
 
@@ -306,7 +306,7 @@ def inputs_of(model: keras.Model, batch_size: int) -> tuple[Structure, str]:
         name = None if tensor.name.startswith("keras_tensor") else tensor.name
         return tf.TensorSpec([batch_size, *tensor.shape[1:]], tensor.dtype, name)
 
-    opens = [each for each in keras.tree.flatten(structure) if None in each.shape[1:]]
+    opens = [tensor for tensor in keras.tree.flatten(structure) if None in tensor.shape[1:]]
     waits_for = f"input '{opens[0].name}' of model '{model.name}' has shape {opens[0].shape}" if opens else ""
     return with_names(keras.tree.map_structure(spec, structure), "x"), waits_for
 
@@ -331,15 +331,15 @@ def _labels(loss: Any, results: Structure, names: list[str] | None) -> Structure
     if loss is None:
         return None
     if isinstance(loss, Mapping):
-        of = results if isinstance(results, Mapping) else dict(zip(names or loss, tf.nest.flatten(results), strict=True))
-        labels = {key: _labels(each, of[key], None) for key, each in loss.items()}
+        values = results if isinstance(results, Mapping) else dict(zip(names or loss, tf.nest.flatten(results), strict=True))
+        labels = {key: _labels(part, values[key], None) for key, part in loss.items()}
         return labels if keras.tree.is_nested(results) else next(iter(labels.values()))
     if isinstance(loss, (list, tuple)):
-        return [_labels(each, result, None) for each, result in zip(loss, tf.nest.flatten(results), strict=True)]
+        return [_labels(part, result, None) for part, result in zip(loss, tf.nest.flatten(results), strict=True)]
     if not isinstance(results, keras.KerasTensor):
         return keras.tree.map_structure(lambda result: _labels(loss, result, None), results)
-    found = keras.losses.get(loss)
-    name = getattr(found, "name", None) or getattr(found, "__name__", type(found).__name__)
+    loss_fn = keras.losses.get(loss)
+    name = getattr(loss_fn, "name", None) or getattr(loss_fn, "__name__", type(loss_fn).__name__)
     if "sparse" in str(name):
         return tf.TensorSpec(results.shape[:-1], tf.int64)
     return tf.TensorSpec(results.shape, results.dtype)
@@ -352,13 +352,13 @@ def _check_count(loss: Any, results: Structure, names: list[str] | None) -> None
         InputError: the number of losses or a name differs.
     """
     n_results = len(tf.nest.flatten(results))
-    known = list(results) if isinstance(results, Mapping) else (names or [])
-    others = [key for key in loss if key not in known] if isinstance(loss, Mapping) else []
-    if len(loss) != n_results or others:
-        got = f"one for {others[0]!r}" if others else f"{len(loss)} losses"
-        called = f" ({', '.join(map(repr, known))})" if known else ""
+    keys = list(results) if isinstance(results, Mapping) else (names or [])
+    unknown_keys = [key for key in loss if key not in keys] if isinstance(loss, Mapping) else []
+    if len(loss) != n_results or unknown_keys:
+        text = f"one for {unknown_keys[0]!r}" if unknown_keys else f"{len(loss)} losses"
+        listing = f" ({', '.join(map(repr, keys))})" if keys else ""
         raise InputError(
-            f"loss= ({running_line()}) has {got}, expected one for each of the model's {n_results} results{called}; None "
+            f"loss= ({running_line()}) has {text}, expected one for each of the model's {n_results} results{listing}; None "
             "for those that have no loss"
         )
 
@@ -366,8 +366,8 @@ def _check_count(loss: Any, results: Structure, names: list[str] | None) -> None
 def with_names(structure: Structure, name: str) -> Structure:
     """Return the specs, with a name for each that has none. Messages and plans name the placeholders by it."""
     leaves = tf.nest.flatten(structure)
-    with_names = [
+    specs = [
         spec and tf.TensorSpec(spec.shape, spec.dtype, spec.name or (name if len(leaves) == 1 else f"{name}_{i}"))
         for i, spec in enumerate(leaves)
     ]
-    return tf.nest.pack_sequence_as(structure, with_names)
+    return tf.nest.pack_sequence_as(structure, specs)

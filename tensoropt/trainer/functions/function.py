@@ -61,8 +61,8 @@ class CapturedFunction(Objective):
             )
         graph = concrete(function, input_signature).graph
         by_handle = {id(handle_of(variable)): variable for variable in graph.variables}
-        used = [by_handle[id(outer)] for outer, _ in graph.captures if id(outer) in by_handle]
-        return cls(function, tuple(input_signature), tuple(used))
+        variables = [by_handle[id(tensor)] for tensor, _ in graph.captures if id(tensor) in by_handle]
+        return cls(function, tuple(input_signature), tuple(variables))
 
     @property
     def trained(self) -> list[tf.Variable]:

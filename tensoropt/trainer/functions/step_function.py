@@ -40,8 +40,8 @@ class StepObjective(Objective):
 
     def names_of(self, variables: Sequence[tf.Variable]) -> list[str]:
         """Return the Keras paths of the models' variables, and the own names of others."""
-        known = {id(inner(each)): str(each.path) for model in self.models for each in model.variables}
-        return [known.get(id(variable)) or own_name(variable) for variable in variables]
+        paths = {id(inner(variable)): str(variable.path) for model in self.models for variable in model.variables}
+        return [paths.get(id(variable)) or own_name(variable) for variable in variables]
 
     def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:
         """Return the step and the specs of its arguments."""
@@ -62,13 +62,13 @@ class StepFunction(FunctionTrainer):
     batch_size: int
     build: Callable[[Signature], None] = field(init=False)
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Run one training step; return what the step returns, as arrays.
 
         Raises:
             InputError: an argument has another shape than planned, or ranks give different arguments.
         """
-        arguments = self._in_order(arguments, named)
+        arguments = self._in_order(arguments, keywords)
         signature = self.prepare(*arguments)
         run = self._run(signature)
         leaves = list(map(_array, tf.nest.flatten(list(arguments))))
@@ -88,17 +88,17 @@ class StepFunction(FunctionTrainer):
     def _objects(self, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> Objects:
         """Return the models and the optimizers, with the names of their variables in a checkpoint."""
         models, ranks = self.captured.models, self._ranks
-        variables = [each for model in models for each in model.variables]
+        variables = [variable for model in models for variable in model.variables]
         keys, state = self._keys(), ranks.planned_state
 
         def updated(step: str) -> list[Any]:
             return updated_by(step, ranks, variables)
 
-        copies, pairs = plain_optimizers(optimizers, updated, lambda each: keys.get(id(each)), ranks, is_empty=True)
-        own = [(each, state[keys[id(inner(each))]]) for each in variables if id(inner(each)) in keys]
+        copies, pairs = plain_optimizers(optimizers, updated, lambda variable: keys.get(id(variable)), ranks, is_empty=True)
+        own_pairs = [(variable, state[keys[id(inner(variable))]]) for variable in variables if id(inner(variable)) in keys]
         roots: dict[str, Any] = {f"model_{k}" if k else "model": model for k, model in enumerate(models)}
         roots |= {f"optimizer_{k}" if k else "optimizer": copy for k, copy in enumerate(copies.values())}
-        return Objects(roots, [(variable, entry_name(entry)) for variable, entry in [*own, *pairs]])
+        return Objects(roots, [(variable, entry_name(entry)) for variable, entry in [*own_pairs, *pairs]])
 
     def _keys(self) -> dict[int, str]:
         """Return the keys in the ranks' state of the user's variables, by their ``id``."""
@@ -148,7 +148,7 @@ class StepFunction(FunctionTrainer):
             InputError: the batch is larger than planned.
         """
         names = list(inspect.signature(self.captured.function).parameters)
-        specs = [_specs(each, name) for each, name in zip(arguments, [*names, *("",) * len(arguments)], strict=False)]
+        specs = [_specs(value, name) for value, name in zip(arguments, [*names, *("",) * len(arguments)], strict=False)]
         self._check_size(next((leaf.shape[0] for leaf in tf.nest.flatten(specs) if leaf.shape.rank), None))
         return Signature(specs)
 
@@ -182,6 +182,6 @@ def _specs(argument: Any, name: str) -> Any:
                 f"tf.constant({leaf}) and choose by tf.where"
             )
     arrays = [leaf if isinstance(leaf, tf.Tensor) else _array(leaf) for leaf in leaves]
-    named = [name if len(leaves) == 1 else f"{name}_{i}" for i in range(len(leaves))]
-    specs = [tf.TensorSpec(each.shape, each.dtype, own or None) for each, own in zip(arrays, named, strict=True)]
+    labels = [name if len(leaves) == 1 else f"{name}_{i}" for i in range(len(leaves))]
+    specs = [tf.TensorSpec(array.shape, array.dtype, label or None) for array, label in zip(arrays, labels, strict=True)]
     return tf.nest.pack_sequence_as(argument, specs)

@@ -80,12 +80,12 @@ class LedRanks:
         try:
             while True:
                 message: tuple[str, Any, tuple[Any, ...]] = self.processes.broadcast(("", None, ()), _CALLBACKS)
-                what, which, arguments = message
-                if what == _DONE:
-                    return which
-                if what == _FAILED:
-                    raise which
-                number, method = which
+                kind, content, arguments = message
+                if kind == _DONE:
+                    return content
+                if kind == _FAILED:
+                    raise content
+                number, method = content
                 # rank 0 has the same error, and the user's code there decides whether it ends the run
                 with suppress(TensorOptError):
                     getattr(_known[number], method)(*arguments)

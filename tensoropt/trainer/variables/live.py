@@ -145,10 +145,10 @@ class Live:
     def changes_in(self, ranks: Holder) -> None:
         """Note that a trainer's shards become the newest copy."""
         self.newest = ranks
-        for other, key in self.holders.items():
-            if other is not ranks:
-                other.changed.discard(key)
-                other.outdated[key] = False
+        for holder, key in self.holders.items():
+            if holder is not ranks:
+                holder.changed.discard(key)
+                holder.outdated[key] = False
 
 
 _accessed: WeakKeyDictionary[Live, tf.Tensor] = WeakKeyDictionary()
@@ -170,9 +170,9 @@ def settle(leader: object | None) -> None:
     """
     if not _accessed:
         return
-    written = [live for live, before in _accessed.items() if not _is_same(live.own(), before)]
+    assigned = [live for live, old in _accessed.items() if not _is_same(live.own(), old)]
     _accessed.clear()
-    for live in written:
+    for live in assigned:
         if leader is not None and live.holders:
             ranks = min(live.holders, key=lambda holder: holder is not leader)
             ranks.assign(live.holders[ranks], live.own().numpy())
@@ -184,10 +184,10 @@ def settle(leader: object | None) -> None:
 
 
 def _is_same(value: tf.Tensor, other: tf.Tensor) -> bool:
-    one, two = value._numpy(), other._numpy()  # without a copy
-    if not isinstance(one, np.ndarray) or one.dtype == object:
-        return np.array_equal(one, two, equal_nan=one.dtype != object)
-    return one.ctypes.data == two.ctypes.data or one.tobytes() == two.tobytes()
+    left, two = value._numpy(), other._numpy()  # without a copy
+    if not isinstance(left, np.ndarray) or left.dtype == object:
+        return np.array_equal(left, two, equal_nan=left.dtype != object)
+    return left.ctypes.data == two.ctypes.data or left.tobytes() == two.tobytes()
 
 
 # Access
@@ -234,12 +234,12 @@ def _hook_calls() -> None:
 
 
 def _captured_by(function: Any, captured_inputs: Any) -> tuple[Live, ...]:
-    known = vars(function).get("_tensoropt_live")
-    if known is None or known[0] != Live.count:
-        found = (_by_handle.get(id(each)) for each in captured_inputs)
-        known = Live.count, tuple(live for live in found if live is not None)
-        vars(function)["_tensoropt_live"] = known
-    return known[1]
+    entry = vars(function).get("_tensoropt_live")
+    if entry is None or entry[0] != Live.count:
+        lives = (_by_handle.get(id(handle)) for handle in captured_inputs)
+        entry = Live.count, tuple(live for live in lives if live is not None)
+        vars(function)["_tensoropt_live"] = entry
+    return entry[1]
 
 
 # Optimizers
@@ -256,24 +256,24 @@ def hold_optimizer(ranks: Holder, step: str, optimizer: Any, parameters: Mapping
     Args:
         parameters: what the step updates, by key.
     """
-    states, own, numbers = _states.setdefault(optimizer, {}), named_variables(optimizer), Counter[Live | str]()
-    updated = {key: Live.of(variable) for key, variable in parameters.items()}
-    of = frozenset(updated.values())
-    whole = next((each for each in states if of <= each), of)
-    is_another = bool(states) and whole not in states  # of other parameters: it begins again
-    known = states.setdefault(whole, {})
+    states, variables_by_name, numbers = _states.setdefault(optimizer, {}), named_variables(optimizer), Counter[Live | str]()
+    live_parameters = {key: Live.of(variable) for key, variable in parameters.items()}
+    parameter_set = frozenset(live_parameters.values())
+    shared_set = next((superset for superset in states if parameter_set <= superset), parameter_set)
+    is_another = bool(states) and shared_set not in states  # of other parameters: it begins again
+    slots = states.setdefault(shared_set, {})
     for entry in ranks.optimizers[step].state():
         name = entry.key.removeprefix(f"{step}/")
-        owner = name if entry.parameter is None else updated[entry.parameter]
+        owner = name if entry.parameter is None else live_parameters[entry.parameter]
         slot = owner, numbers[owner]
         numbers[owner] += 1
-        is_shared = slot in known
+        is_shared = slot in slots
         if not is_shared:
-            known[slot] = Live.of(own[name]._value) if name in own else Live(None)
+            slots[slot] = Live.of(variables_by_name[name]._value) if name in variables_by_name else Live(None)
             if is_another:
-                known[slot].holders.clear()
-        ranks.hold(entry.key, known[slot])
+                slots[slot].holders.clear()
+        ranks.hold(entry.key, slots[slot])
         if is_another and not is_shared:
             ranks.changing({entry.key})
-        elif is_shared or name in own:
+        elif is_shared or name in variables_by_name:
             ranks.outdated[entry.key] = False

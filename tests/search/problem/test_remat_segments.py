@@ -16,7 +16,7 @@ from tensoropt.costs.model_costs import costing_of
 from tensoropt.profiling.hardware import named
 from tensoropt.search.frontiers.find_frontier import NOTHING_OFFERED
 from tensoropt.search.problem.builder import ProblemBuilder
-from tensoropt.search.problem.remat_segments import LIMITS, SLACK, SLACK_OF_RESULTS, _chosen, _Cut, _within
+from tensoropt.search.problem.remat_segments import LIMITS, SLACK, SLACK_OF_RESULTS, _choose_cuts, _Cut, _within
 
 SIZES = st.integers(1, 9)
 Program = tuple[list[int], np.ndarray]
@@ -58,7 +58,7 @@ def test_no_division_within_limits_cuts_through_less(program: Program, slacks: l
 def test_of_divisions_that_are_about_the_best_the_finest_is_taken(program: Program) -> None:
     n_bytes, segments = program
     cuts = [_Cut(after, f"operator {after}", size) for after, size in enumerate(n_bytes)]
-    taken = [cut.after for cut in _chosen(cuts, segments[0].tolist(), segments[1].tolist())]
+    taken = [cut.after for cut in _choose_cuts(cuts, segments[0].tolist(), segments[1].tolist())]
     largest = np.diff(np.cumsum(segments, axis=1)[:, [*taken, -1]], prepend=0).max(axis=1)
     of_results = sum(n_bytes[i] for i in taken) + int(largest[0])
     least_of_results = min(cost + int(sizes[0]) for cost, sizes in divisions(n_bytes, segments))
