@@ -49,17 +49,17 @@ class Messages:
         """Return the messages under some of the strategies."""
         return Messages(self.sent[points], tuple((n_bytes[points], most) for n_bytes, most in self.received))
 
-    def waiting_bytes(self, in_flight: int, others: int) -> Any:
+    def waiting_bytes(self, in_flight: Any, others: Any) -> Any:
         """Return the most bytes of messages that may wait, on both ends, beside what a pass has of its own.
 
         What is in flight in a stage that sends, and not here, waits to be taken, or its gradient does. Of those in flight
         here the message to the next stage waits, or its gradient.
 
         Args:
-            in_flight: the micro-batches in flight.
+            in_flight: the micro-batches in flight: a number, or int64[N, 1].
             others: those of them that the pass isn't of.
         """
-        return others * self.sent + sum(max(0, most - in_flight) * n_bytes for n_bytes, most in self.received)
+        return others * self.sent + sum(np.maximum(0, most - in_flight) * n_bytes for n_bytes, most in self.received)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,31 +117,33 @@ def peak_together(
         of_stages: by number of a stage what is alive in its passes, and the messages that may wait meanwhile.
         order: each micro-batch's backward pass has that of its parameters at its end, where the order hasn't.
     """
-    memories = {stage: memory for stage, (memory, _) in of_stages.items()}
-    if not all(len(memory.rises) for memory in memories.values()):
-        return np.sum([memory.outside for memory in memories.values()], axis=0)
-    alive = {stage: memory.begins for stage, memory in memories.items()}
-    in_flight = dict.fromkeys(memories, 0)
-    waiting = {stage: messages.waiting_bytes(0, 0) for stage, (_, messages) in of_stages.items()}
-    none_waits, most, passes = sum(waiting.values()), np.zeros_like(sum(alive.values())), _with_parameters(order)
-    last_of = {stage: number for number, (stage, _, _) in enumerate(passes)}
-    outside = 0 * most  # beyond what is alive, of stages whose passes have all run
-    for number, (stage, index, work) in enumerate(passes):
-        memory, messages = of_stages[stage]
-        last = len(memory.rises) - 1
-        replayed = last if index == n_micro_batches - 1 else min(index, last - 1)
-        in_flight[stage] += work == 0
-        waiting[stage] = messages.waiting_bytes(in_flight[stage], in_flight[stage] - (work < 2))
-        now = sum(alive.values()) + memory.rises[replayed, work] + sum(waiting.values()) + outside
-        most = np.maximum(most, now)
-        alive[stage] = alive[stage] + memory.changes[replayed, work]
-        in_flight[stage] -= work == 1
-        waiting[stage] = messages.waiting_bytes(in_flight[stage], in_flight[stage])
-        if number == last_of[stage]:
-            outside = np.maximum(outside, memory.outside - alive[stage])
-    held = {stage: np.maximum(memory.begins, alive[stage]) for stage, memory in memories.items()}
-    beyond = np.max([memory.outside - held[stage] for stage, memory in memories.items()], axis=0)
-    return np.maximum(most, sum(held.values()) + beyond + none_waits)
+    if not all(len(memory.rises) for memory, _ in of_stages.values()):
+        return np.sum([memory.outside for memory, _ in of_stages.values()], axis=0)
+    of_passes, index, work = np.array(_with_parameters(order)).T
+    tables, states, ends = [], [], dict[int, np.ndarray]()
+    for stage, (memory, messages) in of_stages.items():
+        runs, last = of_passes == stage, len(memory.rises) - 1
+        replayed = np.where(index == n_micro_batches - 1, last, np.minimum(index, last - 1))
+        ran = runs[:, None] & ((3 * replayed + work)[:, None] == np.arange(3 * last + 3))
+        before, changes = ran.cumsum(axis=0) - ran, memory.changes.reshape(len(ran.T), -1)
+        ends[stage] = memory.begins + ran.sum(axis=0) @ changes
+        in_flight = (before + ran)[:, ::3].sum(axis=1) - before[:, 1::3].sum(axis=1)
+        # Micro-batches that leave nothing behind don't count once they are through, so few passes differ in what is alive.
+        before -= np.repeat(before[:, 2::3] * ~memory.changes.sum(axis=1).any(axis=1), 3, axis=1)
+        others, amounts = in_flight - (runs & (work < 2)), np.vstack([changes, memory.rises.reshape(changes.shape)])
+        found, state = np.unique(np.column_stack([in_flight, others, before, ran]), axis=0, return_inverse=True)
+        tables.append(memory.begins + found[:, 2:] @ amounts + messages.waiting_bytes(found[:, :1], found[:, 1:2]))
+        states.append(state.ravel())
+    outside = [np.zeros_like(sum(ends.values()))]  # beyond what is alive, of stages whose passes have all run
+    last_of = {stage: number for number, stage in enumerate(of_passes.tolist())}
+    for stage in sorted(last_of, key=last_of.__getitem__):
+        outside.append(np.maximum(outside[-1], of_stages[stage][0].outside - ends[stage]))
+    states.append(np.searchsorted(sorted(last_of.values()), np.arange(len(work))))
+    alike = np.unique(np.column_stack(states), axis=0).T
+    most = sum(table[at] for table, at in zip([*tables, np.array(outside)], alike, strict=True)).max(axis=0)
+    held = {stage: np.maximum(memory.begins, ends[stage]) for stage, (memory, _) in of_stages.items()}
+    beyond = np.max([of_stages[stage][0].outside - held[stage] for stage in held], axis=0)
+    return np.maximum(most, sum(held.values()) + beyond + sum(each.waiting_bytes(0, 0) for _, each in of_stages.values()))
 
 
 def _with_parameters(order: Iterable[Pass]) -> list[tuple[int, int, int]]:

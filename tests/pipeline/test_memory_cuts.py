@@ -97,13 +97,13 @@ def test_stages_with_more_in_flight_have_fewer_layers_within_a_limit() -> None:
     needs, blocks = StageNeeds.of(times, [1]), blocks_of((1,) * n_stages)
     choices = [[each] for each in blocks]
     plain = balanced(choices, times)
-    limit = 0.5 * needs.n_bytes(0, needs.names.index(plain.stages.cuts[0]) + 1, n_stages)[0]
+    limit = 0.5 * next(needs.n_bytes(0, needs.names.index(plain.stages.cuts[0]) + 1, n_stages))
     cut = balanced(choices, times, needs=needs, limit_bytes=int(limit))
     ends = [0, *(needs.names.index(name) + 1 for name in cut.stages.cuts), len(needs.names)]
     assert ends[1] < needs.names.index(plain.stages.cuts[0]) + 1 and cut.time_us > plain.time_us
     in_flight = range(n_stages, 0, -1)
     assert all(needs.least_bytes(*each) <= limit for each in zip(ends[:-1], ends[1:], in_flight, strict=True))
-    assert needs.n_bytes(0, ends[1], n_stages)[0] > limit
+    assert next(needs.n_bytes(0, ends[1], n_stages)) > limit
 
 
 def test_a_larger_limit_never_gives_a_slower_plan() -> None:

@@ -11,8 +11,9 @@ Complexity: O(levels x operators).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
@@ -86,16 +87,15 @@ class StageNeeds:
         crossing = np.array(_crossing(program))
         return cls([op.name for op in program], held, trained, _summed(of_level), crossing, at_once, again_us)
 
-    def n_bytes(self, start: Place, end: Place, in_flight: int) -> list[np.ndarray]:
-        """Return by level the bytes of a stage's devices together, of the operators between two places."""
-        held, sent = self.held[end] - self.held[start], in_flight * self.crossing[start]
-        of_levels = zip(self.saved, self.at_once.tolist(), strict=True)
-        return [held + sent + in_flight * (saved[end] - saved[start]) + at_once for saved, at_once in of_levels]
+    def n_bytes(self, start: Place, end: Place, in_flight: int) -> Iterator[np.ndarray]:
+        """Yield by level the bytes of a stage's devices together, of the operators between two places."""
+        for saved, at_once in zip(self.saved, self.at_once.tolist(), strict=True):
+            before = self.held[start] + in_flight * (saved[start] - self.crossing[start])
+            yield self.held[end] + in_flight * saved[end] + at_once - before  # one array over both places
 
     def least_bytes(self, start: Place, end: Place, in_flight: int) -> np.ndarray:
         """Return the bytes at the level that needs the fewest."""
-        found: np.ndarray = np.minimum.reduce(self.n_bytes(start, end, in_flight))
-        return found
+        return reduce(np.minimum, self.n_bytes(start, end, in_flight))
 
     def own_us(self, own_us: np.ndarray, size: int, start: Place, end: Place, in_flight: int, limit: float) -> np.ndarray:
         """Return the times of stages with what they compute again to fit a limit in bytes, given the times without.
@@ -111,9 +111,7 @@ class StageNeeds:
                 share = np.clip((n_bytes[level - 1] - limit) / saves, 0.0, 1.0)
                 # What fits with less rematerialized needs none of this level.
                 more += share * (of_levels[level] - of_levels[level - 1])
-        least = np.minimum.reduce(n_bytes)
-        found: np.ndarray = (own_us + more) * np.maximum(1.0, least / limit)
-        return found
+        return (own_us + more) * np.maximum(1.0, np.minimum.reduce(n_bytes) / limit)
 
 
 @dataclass(frozen=True, eq=False)
