@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.large import first
 from helpers.mpirun import run_ranks
 
 pytestmark = pytest.mark.deadlines  # which rank is missed first depends on what computes beside
@@ -18,19 +19,22 @@ LATE = r"rank 1 hasn't come to it and has been in the user's code at train.py:\d
 
 
 @pytest.mark.parametrize(
-    ("fault", "n_ranks", "code", "said"),
-    [
-        ("kill", 2, 137, r"signal 9 \(Killed\)"),
-        ("end", 2, 1, r"rank 0 waits in a collective for rank 1, which has ended: rank 0 is in run at train.py:\d+"),
-        ("sleep", 2, 1, f"{WAITED}in the reception of .*, in run at train.py:\\d+: {LATE}"),
-        ("stop", 2, 1, f"{WAITED}.*: rank 1 hasn't answered for \\d+ s; it was last known in run at train.py:\\d+"),
-        ("sleep", 4, 1, f"{WAITED}.*, in run at train.py:\\d+: {LATE}"),
-    ],
-)
-def test_a_rank_that_ends_or_stands_still_ends_all(fault: str, n_ranks: int, code: int, said: str) -> None:
+    ("fault", "n_ranks", "by", "code", "said"),
+    first(6, [
+        ("kill", 2, "mpi", 137, r"signal 9 \(Killed\)"),
+        ("end", 2, "mpi", 1, r"rank 0 waits in a collective for rank 1, which has ended: rank 0 is in run at train.py:\d+"),
+        ("sleep", 2, "mpi", 1, f"{WAITED}in the reception of .*, in run at train.py:\\d+: {LATE}"),
+        ("stop", 2, "mpi", 1, f"{WAITED}.*: rank 1 hasn't answered for \\d+ s; it was last known in run at train.py:\\d+"),
+        ("sleep", 4, "mpi", 1, f"{WAITED}.*, in run at train.py:\\d+: {LATE}"),
+        ("sleep", 4, "tensorflow", 1, f"{WAITED}.*, in run at train.py:\\d+: {LATE}"),
+        ("stop", 4, "tensorflow", 1, f"{WAITED}.*: rank 1 hasn't answered for \\d+ s; it was last known in run at train.py"),
+        ("kill", 4, "tensorflow", 137, r"signal 9 \(Killed\)"),
+    ]),
+)  # fmt: skip
+def test_a_rank_that_ends_or_stands_still_ends_all(fault: str, n_ranks: int, by: str, code: int, said: str) -> None:
     # The rank that sleeps would do so for longer.
-    given = {"FAULT": fault, "TENSOROPT_TIMEOUT": "4"}
-    result = run_ranks(n_ranks, TRAIN, "2", "4", "1f1b", "mpi", n_ranks, env=given)
+    given = {"FAULT": fault, "TENSOROPT_TIMEOUT": "4", "TENSOROPT_COLLECTIVES": by}
+    result = run_ranks(n_ranks, TRAIN, "2", "4", "1f1b", by, n_ranks, env=given)
     ended = time.time()
     assert result.returncode == code, result.stderr
     assert "losses" not in result.stdout

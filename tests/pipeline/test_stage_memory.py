@@ -32,7 +32,8 @@ def test_the_peak_of_passes_in_a_random_order_is_that_of_replaying_all(seed: int
     n_trained = sum(op.is_trainable for op in model.graph.variables)
     stages = random_cuts(model, min(n_trained, rng.randint(2, 3)), seed)
     n, n_devices, index = rng.choice((2, 4, 8)), rng.choice((1, 2, 4)), rng.randrange(stages.n)
-    hardware = replace(named(f"v100-1x{n_devices}"), exposed_share=rng.choice((0.5, 1.0)))
+    run_by = rng.choice(("mpi", "tensorflow", "nccl"))
+    hardware = replace(named(f"v100-1x{n_devices}"), exposed_share=rng.choice((0.5, 1.0)), run_by=run_by)
     mesh, sliced = hardware.mesh(n_devices), stages.models[index].in_micro_batches(n)
     view = random_stage_view(stages.models[index], n, mesh, seed, tuple(range(n_devices)), 0.3).per_micro_batch
     costing = costing_of(sliced, hardware, mesh)

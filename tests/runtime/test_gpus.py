@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
+import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
 import tensorflow as tf
+from helpers.large import first
 from helpers.mpirun import ROOT, run_ranks
 from helpers.nvml import GIB, a_driver
 
-from tensoropt.common.errors import InputError
 from tensoropt.runtime.gpus import Gpu, shares, take, visible_gpus
 from tensoropt.runtime.ranks import current_processes
 from tensoropt.tools.cli import doctor
@@ -58,27 +59,6 @@ def test_each_rank_has_the_gpu_of_its_number_on_its_machine(n_gpus: int, n_machi
     assert shares(bound, hosts, False) == [gpu for (gpu,) in bound]
 
 
-@pytest.mark.parametrize(
-    ("seen", "is_shared", "said"),
-    [
-        ([(a_gpu(0), a_gpu(1))] * 3, False, "3 ranks on a, but 2 GPUs for them: rank 2 would share NVIDIA H100 (85.9 GB)"),
-        ([(a_gpu(0),), ()], False, "rank 1 on a sees no GPU, and rank 0 on a sees 1 GPU: either all ranks have one or none"),
-        ([(a_gpu(0),), (a_gpu(1, "Tesla T4", 16),)], False, "ranks 0 and 1 have different GPUs: NVIDIA H100"),
-        ([(a_gpu(0, mode=3),)] * 2, True, "rank 0 can't use NVIDIA H100 (85.9 GB) on a, which is in exclusive mode"),
-        ([(a_gpu(0, mode=2),)], False, "which is in a mode that prohibits computing"),
-    ],
-)
-def test_what_can_not_be_shared_out_is_refused(seen: list[tuple[Gpu, ...]], is_shared: bool, said: str) -> None:
-    with pytest.raises(InputError, match=re.escape(said)):
-        shares(seen, ["a"] * len(seen), is_shared)
-
-
-def test_ranks_may_have_none_or_share_for_trying_out() -> None:
-    assert shares([(), ()], ["a", "a"], False) is None
-    every = a_gpu(0), a_gpu(1)
-    assert shares([every] * 4, ["a"] * 4, True) == [every[0], every[1], every[0], every[1]]
-
-
 def test_a_rank_sees_its_gpu_alone_and_lets_its_memory_grow() -> None:
     environment: dict[str, str] = {}
     take(a_gpu(2), environment)
@@ -105,25 +85,53 @@ def test_a_process_alone_uses_one_gpu(monkeypatch: pytest.MonkeyPatch, capsys: p
         assert said in "\n".join(page.missing)
 
 
-@pytest.mark.ranks
+def ranks(*given: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """What ranks say that see such GPUs; machines are names, and all have the same address."""
+    env = {"TENSOROPT_ADDRESS": "127.0.0.1", **env}
+    return run_ranks(len(given), Path(__file__).with_name("gpus_rank.py"), *given, env=env)
+
+
+@pytest.mark.parametrize(("n_gpus", "n_machines"), first(2, [(2, 3), (8, 1), *product(range(1, 9), (1, 2, 3))]))
+def test_processes_with_simulated_gpus_have_one_each_and_nccl(n_gpus: int, n_machines: int) -> None:
+    n = n_gpus * n_machines
+    result = ranks(*(f"host{rank // n_gpus}:{n_gpus}" for rank in range(n)))
+    assert result.returncode == 0, result.stderr
+    expected = [f"host{i // n_gpus} {i % n_gpus} {i % n_gpus} {n} true tensorflow {n > 1} {n > 1}" for i in range(n)]
+    assert sorted(result.stdout.splitlines()) == sorted(f"{rank} {each}" for rank, each in enumerate(expected))
+
+
+def test_processes_that_share_gpus_for_trying_out_do_without_nccl() -> None:
+    result = ranks("a:2", "a:2", "b:1", TENSOROPT_SHARE_GPUS="1")
+    expected = ["0 a 0 0 3 true tensorflow True True", "1 a 1 1", "2 b 0 0"]
+    assert [a.startswith(b) for a, b in zip(sorted(result.stdout.splitlines()), expected, strict=True)], result.stderr
+    assert ranks("a:1", "a:1", TENSOROPT_SHARE_GPUS="1").stdout.count(" a 0 0 2 true tensorflow True False") == 2
+
+
 @pytest.mark.parametrize(
-    ("n_ranks", "code", "said"),
+    ("seen", "said"),
     [
-        (2, 1, [
-            "rank 0: NVIDIA H100 (85.9 GB), CUDA_VISIBLE_DEVICES=0",
-            "rank 1: NVIDIA H100 (85.9 GB), CUDA_VISIBLE_DEVICES=1",
-            "a TensorFlow for GPUs", "collectives  mpi (the default", "4 MiB of all 2 ranks in ",
-        ]),
-        (3, 2, ["3 ranks on ", "but 2 GPUs for them: rank 2 would share"]),
+        (["a:2"] * 3, "3 ranks on a, but 2 GPUs for them: rank 2 would share NVIDIA H100 (85.9 GB) with another; start"),
+        (["a:1", "b:0"], "rank 1 on b sees no GPU, and rank 0 on a sees 1 GPU: either all ranks have one or none"),
+        (["a:1", "b:1:Tesla T4"], "ranks 0 and 1 have different GPUs: NVIDIA H100 (85.9 GB) on a and Tesla T4"),
+        (["a:1:V100:3"] * 2, "rank 0 can't use V100 (85.9 GB) on a, which is in exclusive mode; give each rank one of its"),
+        (["a:1:V100:2"], "rank 0 can't use V100 (85.9 GB) on a, which is in a mode that prohibits computing"),
     ],
-)  # fmt: skip
-def test_the_doctor_of_ranks_with_simulated_gpus(tmp_path: Path, n_ranks: int, code: int, said: list[str]) -> None:
+)
+def test_processes_whose_gpus_can_not_be_shared_out_are_refused(seen: list[str], said: str) -> None:
+    result = ranks(*seen, TENSOROPT_SHARE_GPUS=str(int("V100" in seen[0])))
+    assert (result.returncode, result.stdout) == (2, ""), result.stderr
+    assert result.stderr.count(said) == result.stderr.count("tensoropt: ") == 1 and "Traceback" not in result.stderr
+
+
+def test_the_doctor_of_ranks_with_simulated_gpus(tmp_path: Path) -> None:
     """A driver with two GPUs, and a TensorFlow that can't use them: it says so and computes on CPUs."""
     (tmp_path / "pynvml.py").write_text("from helpers.nvml import a_driver\nglobals().update(vars(a_driver(2)))\n")
     paths = os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "tests")])
-    env = {"PYTHONPATH": paths}
-    result = run_ranks(n_ranks, "-m", "tensoropt", "doctor", timeout=100, env=env, fresh=True)
-    assert result.returncode == code, result.stdout + result.stderr
-    for text in said:
-        assert text in result.stdout + result.stderr, result.stdout + result.stderr
+    env = {"PYTHONPATH": paths, "TENSOROPT_QUIET": "0"}
+    result = run_ranks(2, "-m", "tensoropt", "doctor", timeout=100, env=env, fresh=True)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert result.stderr.count("ranks have GPUs (NVIDIA H100 (85.9 GB)), but this TensorFlow can't use them") == 1
+    of_ranks = [f"rank {rank}: NVIDIA H100 (85.9 GB), CUDA_VISIBLE_DEVICES={rank}" for rank in range(2)]
+    for text in (*of_ranks, "a TensorFlow for GPUs", "collectives  mpi (the default", "4 MiB of all 2 ranks in "):
+        assert text in result.stdout, result.stdout + result.stderr
     assert "Traceback" not in result.stderr
