@@ -160,7 +160,6 @@ bench: install ## the benchmarks' tables
 	TF_NUM_INTRAOP_THREADS=1 $(BIN)/python tests/benchmarks/one_rank.py
 	TF_NUM_INTRAOP_THREADS=1 $(BIN)/python tests/benchmarks/fit.py
 	$(BIN)/python tests/benchmarks/backends.py
-	$(BIN)/tensoropt run -n 2 tests/benchmarks/order.py
 	$(BIN)/python tests/benchmarks/search.py
 	$(BIN)/python tests/benchmarks/spaces.py
 	$(BIN)/python tests/benchmarks/simulator.py

@@ -260,8 +260,9 @@ def costed(plan: Plan, model: Model, costing: OperatorCosting, built: StrategyPr
     compute_us = sum(op.time_us for op in operators)
     (overlap_ns,) = built.overlap_ns(built.states_of(plan.stages[0].strategy)[None])
     hidden_us = overlap_ns / 1e3
-    time_us = compute_us + plan.network_time_us - hidden_us
-    return replace(plan, operators=operators, compute_time_us=compute_us, time_us=time_us, overlap_time_us=hidden_us)
+    (stage,), step_us = plan.stages, compute_us + plan.network_time_us - hidden_us
+    times_us = {"time_us": step_us, "compute_time_us": compute_us, "overlap_time_us": hidden_us}
+    return replace(plan, stages=(replace(stage, operators=operators, **times_us),), time_us=step_us)
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from tabulate import tabulate
 import tensoropt
 from tensoropt.common.progress import Display
 from tensoropt.profiling.trace import MemoryEvent, traced_step
-from tensoropt.runtime import execute
+from tensoropt.runtime import execution
 from tensoropt.runtime.collectives.timed import TimedCommunicator
 from tensoropt.runtime.launch.mpirun import mpirun_command, rank_environment
 
@@ -141,7 +141,7 @@ def measured(name: str, parallel: bool) -> dict[str, Any]:
 
 def followed_collectives() -> list[TimedCommunicator]:
     """Return a list to which the communicators of engines made from now on are added; they can record their memory."""
-    made, followed = execute._communicating, []
+    made, followed = execution.communicating, []
 
     def communicating(*arguments: Any) -> Any:
         backend, *others = made(*arguments)
@@ -149,7 +149,7 @@ def followed_collectives() -> list[TimedCommunicator]:
         followed.append(TimedCommunicator(backend.communicator))
         return replace(backend, communicator=followed[-1]), *others
 
-    execute._communicating = communicating
+    execution.communicating = communicating
     return followed
 
 
