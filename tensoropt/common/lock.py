@@ -30,11 +30,7 @@ class Lock:
         return self._file is not None
 
     def acquire(self) -> str | None:
-        """Take the lock and return None, or return who holds it.
-
-        Raises:
-            OSError: the file can't be made.
-        """
+        """Take the lock and return None, or return who holds it; raise OSError if the file can't be made."""
         while self._file is None:
             file = self.path.open("a+")
             try:

@@ -14,11 +14,7 @@ _SAFETY = 1.1
 
 
 def parse_memory(limit: int | float | str) -> int:
-    """Return a memory limit in bytes.
-
-    Raises:
-        InputError: the limit isn't a positive amount, or its unit is unknown.
-    """
+    """Return a memory limit in bytes; raise InputError if the limit isn't a positive amount, or its unit is unknown."""
     if isinstance(limit, str):
         match = _TEXT.fullmatch(limit)
         if match is None or match["unit"].upper() not in UNITS:

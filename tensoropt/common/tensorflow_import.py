@@ -31,11 +31,7 @@ MISSING = (
 
 
 def import_tensorflow() -> None:
-    """Import TensorFlow.
-
-    Raises:
-        InputError: it isn't installed.
-    """
+    """Import TensorFlow; raise InputError if it isn't installed."""
     open_closed_streams()
     if "tensorflow" not in sys.modules and importlib.util.find_spec("tensorflow") is None:
         raise InputError(MISSING)

@@ -205,11 +205,7 @@ def _send(stream: IO[bytes], payload: bytes) -> None:
 
 
 def _receive(stream: IO[bytes]) -> bytes:
-    """Return the next payload.
-
-    Raises:
-        EOFError: the other process has ended.
-    """
+    """Return the next payload; raise EOFError if the other process has ended."""
     size = stream.read(8)
     payload = stream.read(int.from_bytes(size, "big")) if len(size) == 8 else b""
     if not payload:

@@ -117,11 +117,7 @@ def conditions_of(steps: Sequence[RecordedStep]) -> list[Any]:
 
 
 def known_shape(tensor: tf.Tensor, line: str) -> Shape:
-    """Return the shape of an operator's result.
-
-    Raises:
-        InputError: some extent isn't known.
-    """
+    """Return the shape of an operator's result; raise InputError if some extent isn't known."""
     op = tensor.op
     if tensor.shape.is_fully_defined():
         return tuple(tensor.shape.as_list())

@@ -114,11 +114,7 @@ def why_refused(op_type: str) -> str:
 
 
 def check_is_known(op: tf.Operation, line: str) -> None:
-    """Check that it is known what an operator does besides computing its results.
-
-    Raises:
-        InputError: it is refused.
-    """
+    """Check that it is known what an operator does besides computing its results; raise InputError if it is refused."""
     if treatment_of(op.type) is Treatment.REFUSED:
         why = why_refused(op.type) or _UNKNOWN
         raise InputError(f"{op.type} '{op.name}' ({line}) can't be recorded: {why}")

@@ -27,7 +27,7 @@ from .failures.process_limit import check_memory_left
 from .failures.step_errors import RefusedValues, only_step
 from .step.feed_shards import argument_of, comes_in_micro_batches, shard_of
 from .step.function_emission import FunctionEmission
-from .step.functions import BuiltFunction, Feed, flat, names, structure_digest
+from .step.functions import BuiltFunction, FedSpec, Feed, flat, names, structure_digest
 from .step.parts import RunningStages, StagePart, parts_of
 from .step.state_of_stages import StageEntries, state_of_all
 from .step.step_optimizer import StepOptimizer
@@ -36,6 +36,8 @@ Returned = list[list[np.ndarray]]
 """For each tensor that a stage returns its value on each rank."""
 Share = Callable[[int, Returned | None], Returned]
 Fed = Mapping[Feed, np.ndarray | tf.Tensor]
+Preparing = Callable[..., Sequence[tf.Tensor]]
+"""Makes, in a function's graph, what its feeds are of tensors that it is given; none of these feeds is cut."""
 
 
 def _own(stage: int, entries: StageEntries | None) -> StageEntries:
@@ -66,7 +68,7 @@ class Engine(RunningStages):
     gather: Callable[[np.ndarray, str], Sequence[np.ndarray]] = lambda value, what: [value]
     display: Display = NOT_SHOWN
     out_of_memory: Callable[[str], str] | None = None
-    _functions: dict[tuple[Fetch, tuple[Feed, ...]], BuiltFunction] = field(default_factory=dict)
+    _functions: dict[tuple[Fetch, tuple[Feed, ...], Preparing | None], BuiltFunction] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _ = self._described  # all processes exchange it now, and not whenever one of them first needs it
@@ -147,13 +149,14 @@ class Engine(RunningStages):
     @property
     def collectives_per_step(self) -> int:
         """The number of collectives in the training function that was built last; 0 if none was built."""
-        logs = [built.log for (fetch, _), built in self._functions.items() if fetch.train_steps]
+        logs = [built.log for (fetch, *_), built in self._functions.items() if fetch.train_steps]
         return len(logs[-1]) if logs else 0
 
-    def run(self, fetch: Fetch, feeds: Fed) -> Returned:
+    def run(self, fetch: Fetch, feeds: Fed, preparing: Preparing | None = None, given: Sequence[tf.Tensor] = ()) -> Returned:
         """Run the function for these fetches and feeds once.
 
-        A global value that is fed as an array is cut into shards.
+        A global value that is fed as an array is cut into shards. With ``preparing``, the function makes the feeds' values
+        of ``given``, whose shapes stay.
 
         Returns:
             For each fetched tensor its value on each rank of its stage that is built here; of a stage that isn't, on its
@@ -171,15 +174,15 @@ class Engine(RunningStages):
             )
         with only_step:
             feeds = feeds if self.is_everywhere else self._whole(feeds)
-            built = self._functions.get((fetch, tuple(feeds)))
+            built = self._functions.get((fetch, tuple(feeds), preparing))
             if built is not None:
-                return self._run(built, feeds)
+                return self._run(built, feeds, given)
             with self.display.phase("first step" if fetch.train_steps else "first run of a program"):
-                return self._run(self.function(fetch, tuple(feeds)), feeds)
+                return self._run(self.function(fetch, tuple(feeds), preparing, given), feeds, given)
 
-    def _run(self, built: BuiltFunction, feeds: Fed) -> Returned:
-        arguments, as_specified, fed = [], True, tuple(feeds.values())
-        for argument in built.arguments:
+    def _run(self, built: BuiltFunction, feeds: Fed, given: Sequence[tf.Tensor]) -> Returned:
+        arguments, as_specified, fed = list(given), True, tuple(feeds.values())
+        for argument in built.arguments if not given else ():
             shard = shard_of(argument, fed[argument.number])
             as_specified = as_specified and argument.spec.fits(shard)
             arguments.append(shard if isinstance(shard, tf.Tensor) else tf.constant(shard))
@@ -210,18 +213,22 @@ class Engine(RunningStages):
         """Build the functions of training steps again when they next run."""
         self._functions = {key: built for key, built in self._functions.items() if not key[0].train_steps}
 
-    def function(self, fetch: Fetch, feeds: tuple[Feed, ...]) -> BuiltFunction:
+    def function(
+        self, fetch: Fetch, feeds: tuple[Feed, ...], preparing: Preparing | None = None, given: Sequence[tf.Tensor] = ()
+    ) -> BuiltFunction:
         """Return the function for these fetches and feeds, which is built the first time.
 
         Raises:
             InputError: a placeholder that is needed isn't fed.
         """
-        key = (fetch, feeds)
+        key = (fetch, feeds, preparing)
         if key not in self._functions:
-            self._functions[key] = self._build(fetch, feeds)
+            self._functions[key] = self._build(*key, given)
         return self._functions[key]
 
-    def _build(self, fetch: Fetch, feeds: tuple[Feed, ...]) -> BuiltFunction:
+    def _build(
+        self, fetch: Fetch, feeds: tuple[Feed, ...], preparing: Preparing | None, like: Sequence[tf.Tensor]
+    ) -> BuiltFunction:
         self.agree(f"runs {names(fetch)} on {', '.join(feed.tensor.name for feed in feeds)}")
         parts = parts_of(self.stages, self.views, fetch, {feed.tensor.name for feed in feeds})
         for stage, state in self.states.items():
@@ -240,6 +247,9 @@ class Engine(RunningStages):
 
         def body(*given: tf.Tensor) -> list[tf.Tensor]:
             fed: dict[tuple[int, bool], dict[Feed, Values]] = {}
+            if preparing is not None:
+                made = preparing(*given)
+                given = tuple(made[each.number] for each in arguments)
             for argument, value in zip(arguments, given, strict=True):
                 of_stage = fed.setdefault((argument.stage, argument.is_ahead), {})
                 of_stage.setdefault(argument.feed, []).append(value)
@@ -251,7 +261,8 @@ class Engine(RunningStages):
                     state.count_runs(parts[stage].needed | parts[stage].ahead)
                 return flat([values for _, of_stage in sorted(results.items()) for values in of_stage])
 
-        signature = [tf.TensorSpec(each.spec.shape, each.spec.dtype) for each in arguments]
+        specs: Sequence[FedSpec | tf.Tensor] = like or [each.spec for each in arguments]
+        signature = [tf.TensorSpec(each.shape, each.dtype) for each in specs]
         function = tf.function(body, input_signature=signature, autograph=False).get_concrete_function()
         for stage, resharder in unique.items():
             self.states[stage].agree(structure_digest(function.graph, resharder.log), resharder.log)

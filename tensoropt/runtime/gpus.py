@@ -175,11 +175,7 @@ def shares(seen: Sequence[Sequence[Gpu]], hosts: Sequence[str], is_shared: bool)
 
 
 def _check_modes(chosen: Sequence[Gpu], hosts: Sequence[str], taken: Mapping[tuple[str, str], int]) -> None:
-    """Check that the driver lets the ranks compute.
-
-    Raises:
-        InputError: a GPU is in a mode that prohibits it.
-    """
+    """Check that the driver lets the ranks compute; raise InputError if a GPU is in a mode that prohibits it."""
     for rank, (gpu, host) in enumerate(zip(chosen, hosts, strict=True)):
         if gpu.mode == 2 or (gpu.mode and taken[host, gpu.uuid] > 1):
             raise InputError(

@@ -250,11 +250,7 @@ class Processes:
             wait_for_all(*requests)
 
     def _check_calls(self, calls: Sequence[Call], ranks: Sequence[int]) -> None:
-        """Check that ranks which exchange something are in the same call.
-
-        Raises:
-            InputError: the calls differ.
-        """
+        """Check that ranks which exchange something are in the same call; raise InputError if the calls differ."""
         first = calls[0]
         for rank, call in zip(ranks, calls, strict=True):
             if (call.what, call.name) != (first.what, first.name):

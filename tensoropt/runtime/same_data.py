@@ -1,13 +1,14 @@
 """Check that all ranks are given the same data, as they must be if each gives a global batch.
 
-The ranks compare a digest of each tensor of every ``PERIOD``-th batch, beginning with the first. If random draws differ, all
-batches from some batch on differ, so that comparing some is enough. A digest is a CRC of the tensor's type, shape and bytes.
-For a large tensor it is that of ``N_BLOCKS`` blocks, evenly spaced, so that it takes equally long for any size. Each
-comparison takes the blocks that follow those of the comparison before, so that every byte has its turn.
+The ranks compare a digest of each batch of the first epoch, or of the first ``N_FIRST`` calls, and of every ``PERIOD``-th
+later. If random draws differ, all batches from some batch on differ, so that comparing some is enough. A digest is a CRC of
+the tensor's type, shape and bytes. For a large tensor it is that of ``N_BLOCKS`` blocks, evenly spaced, so that it takes
+equally long for any size. Each comparison takes the blocks that follow those before, so that every byte has its turn.
 """
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from ..common.errors import InputError
 from ..common.source_lines import running_line
 from .ranks import Processes
 
-PERIOD = 16
+PERIOD, N_FIRST = 16, 64
 N_BLOCKS, BLOCK_BYTES = 256, 4096
 DIGESTED_BYTES = N_BLOCKS * BLOCK_BYTES
 
@@ -43,9 +44,9 @@ def digest(value: Any, turn: int = 0) -> int:
     return zlib.crc32(flat.data, kind)
 
 
-def is_compared(number: int) -> bool:
-    """Return whether the ranks compare the batch with this number, counted from 0."""
-    return number % PERIOD == 0
+def is_compared(number: int, n_first: int = N_FIRST) -> bool:
+    """Return whether the ranks compare the batch with this number, counted from 0: each of the first, then some."""
+    return number < n_first or number % PERIOD == 0
 
 
 @dataclass
@@ -76,27 +77,57 @@ class SameData:
         self.n_calls += 1
         if self.processes.size == 1 or not is_compared(number):
             return
-        of_ranks: list[Mapping[str, int]] = self.processes.gather(
-            {name: digest(value, number // PERIOD) for name, value in given()}
+        turn = number + number // PERIOD  # of every 16th one, no power of 2
+        other = first_difference(self.processes.gather({name: digest(value, turn) for name, value in given()}))
+        if other is not None:
+            raise InputError(
+                f"ranks 0 and {other[0]} give different values for '{other[1]}' in call {number + 1} of {self.call} "
+                f"({running_line()}); {self.advice}"
+            )
+
+
+def first_difference(of_ranks: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:
+    """Return the first rank whose digests differ from rank 0's, and the name of the first one that does; or None."""
+    pairs = ((rank, name) for rank, each in enumerate(of_ranks) for name in (*of_ranks[0], *each))
+    return next(((rank, name) for rank, name in pairs if of_ranks[rank].get(name) != of_ranks[0].get(name)), None)
+
+
+def whole_digest(value: np.ndarray) -> bytes:
+    """Return a digest of a value's bytes."""
+    return hashlib.blake2b(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data, digest_size=16).digest()
+
+
+def check_same(given: list[tuple[str | None, dict[str, bytes]]]) -> None:
+    """Check that all ranks give valid values, equal to those of rank 0.
+
+    Args:
+        given: for each rank, why its values were refused (None if they weren't), and the digests of its values by key.
+
+    Raises:
+        InputError: a rank's values were refused, or differ from rank 0's.
+    """
+    refusals = [refusal for refusal, _ in given]
+    for rank, refusal in enumerate(refusals):
+        if refusal is not None:
+            raise InputError(refusal if refusals.count(refusal) == len(refusals) else f"on rank {rank} {refusal}")
+    other = first_difference([digests for _, digests in given])
+    if other is not None:
+        raise InputError(
+            f"ranks 0 and {other[0]} assign different values to '{other[1]}'; every rank must give the same, as rank 0's "
+            "broadcast to all, or random ones of one seed"
         )
-        first = of_ranks[0]
-        for rank, digests in enumerate(of_ranks):
-            for name in (*first, *digests):
-                if digests.get(name) != first.get(name):
-                    raise InputError(
-                        f"ranks 0 and {rank} give different values for '{name}' in call {number + 1} of {self.call} "
-                        f"({running_line()}); {self.advice}"
-                    )
 
 
-def fingerprint(leaves: Sequence[tf.Tensor], is_first: tf.Tensor) -> tf.Tensor:
+def fingerprint(leaves: Sequence[tf.Tensor], is_first: Any) -> tf.Tensor:
     """Return a digest of a batch. For a large batch other than the first, digest only some columns of each sample."""
 
     def columns(leaf: tf.Tensor) -> tf.Tensor:
+        if leaf.shape[1:].is_fully_defined() and leaf.shape[1:].num_elements() * leaf.dtype.size <= BLOCK_BYTES:
+            return leaf
         rows = tf.reshape(leaf, [tf.shape(leaf)[0], -1])
         one = tf.constant(1, tf.int64)
         n_times = tf.size(rows, tf.int64) * leaf.dtype.size // DIGESTED_BYTES
         return rows[:, :: tf.where(is_first, one, tf.maximum(n_times, one))]
 
-    rows = [tf.fingerprint(columns(leaf)) for leaf in leaves]
-    return tf.io.serialize_tensor(tf.fingerprint(tf.reshape(tf.concat(rows, 1), [1, -1])))
+    rows = tf.concat([tf.fingerprint(columns(leaf)) for leaf in leaves], 1)
+    return tf.fingerprint(tf.reshape(rows, [1, -1]))

@@ -77,11 +77,7 @@ class FitFolder:
 
 
 def _read_through(location: CheckpointLocation) -> dict[str, Any] | None:
-    """Read all of a checkpoint, whose parts have checksums, and return its state.
-
-    Raises:
-        InputError: it isn't whole.
-    """
+    """Read all of a checkpoint, whose parts have checksums, and return its state; raise InputError if it isn't whole."""
     read_at(location)
     with refusing_unreadable(location):
         reader = tf.train.load_checkpoint(location.prefix)

@@ -252,11 +252,7 @@ def _are_several(hosts: Sequence[Host]) -> bool:
 
 @contextlib.contextmanager
 def _hold(folder: Path) -> Iterator[None]:
-    """Hold a folder, which no other run may use meanwhile.
-
-    Raises:
-        InputError: another one does, or it can't be written.
-    """
+    """Hold a folder, which no other run may use meanwhile; raise InputError if another one does, or it can't be written."""
     lock, problem = Lock(folder / ".run.lock"), f"a run can't be kept in '{folder}'"
     with needing_folder(problem):
         folder.mkdir(parents=True, exist_ok=True)

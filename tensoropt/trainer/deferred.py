@@ -16,11 +16,11 @@ from keras.src.trainers.data_adapters import data_adapter_utils
 
 from ..common.errors import InputError, cut
 from ..common.source_lines import called_at, code_location, running_line, users_line_of
+from ..runtime.same_data import whole_digest
 from .capture.objective import has_own_step, that_takes_labels
 from .capture.signature import PARTS, Signature, Structure, check_dense, labels_for, left_open_by, part_of, symbolic
-from .data.batch_shares import matched, planned_weight
+from .data.element_parts import matched, planned_weight
 from .runs import check_fits
-from .variables.same_values import digest
 
 
 def completed(expected: Signature, seen: Structure, model: keras.Model, loss: Any, batch_size: int | None) -> Signature:
@@ -136,7 +136,7 @@ class Deferred:
         return [(each, each.numpy()) for each in changed]
 
     def _contents(self) -> dict[int, bytes]:
-        return {id(each): digest(each.numpy()) for each in self.model.variables}
+        return {id(each): whole_digest(each.numpy()) for each in self.model.variables}
 
     def capture(self, seen: Structure) -> None:
         """Capture the model for batches like one that was seen.

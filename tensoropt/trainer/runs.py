@@ -83,7 +83,12 @@ class Run:
         Returns:
             The program's global results on every rank, in the program's structure.
         """
-        fetched = self.execution.engine.run(self._fetch, self._feeds(leaves, is_share))
+        engine, plan, preprocessing = self.execution.engine, self.execution.plan, self.captured.program.preprocessing
+        if preprocessing is not None and plan.parallelism * plan.micro_batches == 1:  # so that no feed is cut
+            feeds = dict.fromkeys(Feed(tensor, is_share) for tensor in self.captured.inputs)
+            fetched = engine.run(self._fetch, feeds, preprocessing.emit, self._given(leaves, is_share))
+        else:
+            fetched = engine.run(self._fetch, self._feeds(leaves, is_share))
         values, n_results = [ranks[0] for ranks in fetched], len(self.captured.results)
         self.captured.act(values[n_results:], self.execution.processes.rank)
         return tf.nest.pack_sequence_as(self.captured.program.results, values[:n_results])
@@ -100,21 +105,21 @@ class Run:
         return Fetch(results, steps, () if steps else self.captured.writes)
 
     def _feeds(self, leaves: Sequence[Any], is_share: bool) -> dict[Feed, Any]:
-        processes, captured = self.execution.processes, self.captured
+        if self.captured.program.preprocessing is not None:
+            with RefusedValues(self.captured.graph):
+                leaves = self.captured.program.preprocessing(self._given(leaves, is_share))
+        pairs = zip(self.captured.inputs, leaves, strict=True)
+        return {Feed(tensor, is_share): conformed(tensor, value, self._shape(tensor, is_share)) for tensor, value in pairs}
 
-        def shape(tensor: Tensor) -> tuple[int, ...]:
-            if not is_share:
-                return tensor.shape
-            start, end = block_bounds(tensor.shape[0], processes.size, processes.rank)
-            return end - start, *tensor.shape[1:]
+    def _given(self, leaves: Sequence[Any], is_share: bool) -> list[tf.Tensor]:
+        pairs = zip(self.captured.given, leaves, strict=True)
+        return [tf.convert_to_tensor(conformed(tensor, value, self._shape(tensor, is_share))) for tensor, value in pairs]
 
-        if captured.program.preprocessing is not None:
-            pairs = zip(captured.given, leaves, strict=True)
-            given = [tf.convert_to_tensor(conformed(tensor, value, shape(tensor))) for tensor, value in pairs]
-            with RefusedValues(captured.graph):
-                leaves = captured.program.preprocessing(given)
-        pairs = zip(captured.inputs, leaves, strict=True)
-        return {Feed(tensor, is_share): conformed(tensor, value, shape(tensor)) for tensor, value in pairs}
+    def _shape(self, tensor: Tensor, is_share: bool) -> tuple[int, ...]:
+        if not is_share:
+            return tensor.shape
+        start, end = block_bounds(tensor.shape[0], self.execution.processes.size, self.execution.processes.rank)
+        return end - start, *tensor.shape[1:]
 
 
 def conformed(tensor: Tensor, value: Any, shape: tuple[int, ...]) -> Any:

@@ -65,11 +65,7 @@ class Trainer(Planned, LiveModel):
 
     @property
     def _saving(self) -> Saving:
-        """The saving and loading of the values on the ranks.
-
-        Raises:
-            InputError: the model isn't captured yet.
-        """
+        """The saving and loading of the values on the ranks; raises InputError if the model isn't captured yet."""
         if self.deferred is not None:
             raise self.deferred.refusal()
         return self._started_saving
@@ -359,6 +355,7 @@ class Trainer(Planned, LiveModel):
         shares.one_reads = not is_determined(iterator.data_adapter)
         shares.is_tuned = is_pipeline(iterator.data_adapter)
         shares.shows_size = not self.batch_size
+        shares.n_first = iterator.steps_per_epoch or shares.n_first
         opens, self._progress.opens = self._progress.opens, None
         if opens is not None:
             self._progress.shares, self._progress.lasts = shares, bool(iterator.steps_per_epoch)

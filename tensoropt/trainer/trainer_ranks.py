@@ -23,6 +23,7 @@ from ..runtime.checkpoint import Objects, restore, save
 from ..runtime.checkpoint.parts import holders_of
 from ..runtime.execution import Execution
 from ..runtime.ranks import Processes
+from ..runtime.same_data import check_same, whole_digest
 from ..runtime.step.step_optimizer import StepOptimizer
 from ..sharding.local_shapes import shard_slices
 from .batch import Batch
@@ -31,7 +32,6 @@ from .capture.programs import EVALUATE, PREDICT, TRAIN
 from .runs import Run, Runs
 from .variables.leading import LedRanks, everywhere
 from .variables.live import Live, forget_accesses, hold_optimizer, own_values, settle
-from .variables.same_values import check_same, digest
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -371,7 +371,7 @@ class TrainerRanks(LedRanks):
                 raise refusal
         else:
             said = None if refusal is None else str(refusal)
-            check_same(self.processes.gather((said, {key: digest(value) for key, value in values.items()})))
+            check_same(self.processes.gather((said, {key: whole_digest(value) for key, value in values.items()})))
         for key, value in values.items():
             self.assign(key, value)
 

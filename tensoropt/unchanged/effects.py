@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, TextIO
 
 import numpy as np
 
-from ..common.errors import InputError
+from ..common.errors import InputError, short
 from ..common.progress import Display
-from ..common.source_lines import running_line
+from ..common.source_lines import line_at, running_line
 from ..runtime.notes import SEED
 from ..runtime.ranks import Processes, current_processes
 
@@ -38,6 +39,32 @@ def say_unsaved(call: str) -> None:
             f"--checkpoint saves what fit trains, and {call} ({running_line()}) isn't saved: use fit, or import tensoropt "
             "in the script and take steps of what parallelize or training_step returns from tensoropt.Survive(folder).steps"
         )
+
+
+def noting_files(processes: Processes) -> Callable[[], None]:
+    """Note which files Python's code opens to write from now on.
+
+    Return a function that all ranks call at the script's end, by which rank 0 tells of files that others wrote as well.
+    """
+    written: dict[str, str] = {}
+
+    def see(event: str, given: Sequence[Any]) -> None:
+        if event == "open" and isinstance(given[0], str) and not set(given[1] or "").isdisjoint("wax+"):
+            with contextlib.suppress(Exception):  # which would keep the file from being opened
+                written.setdefault(os.path.abspath(given[0]), line_at("", sys._getframe(1)))
+
+    def tell() -> None:
+        first, *others = processes.gather(written, "the files that the script has written")
+        twice = [path for path in first if os.path.isfile(path) and any(path in each for each in others)]
+        if twice:
+            names = short(", ".join(map(os.path.basename, twice)))
+            say_once(
+                f"each rank has written {names} ({first[twice[0]]}), as it does all that the script writes itself; write in "
+                "a callback, which rank 0 alone runs"
+            )
+
+    sys.addaudithook(see)
+    return tell
 
 
 def share_seed(processes: Processes) -> int:

@@ -105,11 +105,7 @@ class ScriptTrainer(Trainer):
         """Take batches of any size; each size has a program of its own."""
 
     def _train(self, batch: Batch) -> Any:
-        """Train on a batch.
-
-        Raises:
-            InputError: its size needs a program, which would train other variables than those before.
-        """
+        """Train on a batch; raise InputError if its size needs a program, which would train other variables than before."""
         if self._has_others and not self.ranks.runs.has(TRAIN, batch):
             raise InputError(
                 f"other variables of model '{self.inner.name}' are trainable than when it was compiled ({running_line()}), "

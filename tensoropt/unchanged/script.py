@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from ..common.errors import InputError
 from .copied_input import COPY_AT, opened_copy
+from .effects import noting_files
 from .start import has_trained, start
 
 REFUSED_AT, AS_WRITTEN = "refused_at", "as_written"
@@ -40,9 +41,11 @@ def main(arguments: Sequence[str]) -> None:
         return _run(program, is_module)
     try:
         processes = start(options)
+        tell_of_files = noting_files(processes)
         _run(program, is_module)
         if processes.size > 1 and not has_trained():
             raise InputError(OF_NO_MODEL.format(size=processes.size))
+        tell_of_files()
     except SystemExit as leaving:
         sys.exit(leaving.code)  # which tells the other ranks
     except BaseException as error:

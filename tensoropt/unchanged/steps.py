@@ -106,11 +106,7 @@ class ScriptStep(StepFunction):
         return tf.nest.map_structure(lambda leaf: leaf if leaf is None else tf.convert_to_tensor(leaf), results)
 
     def _agreed(self, names: Sequence[str], leaves: list[np.ndarray]) -> list[np.ndarray]:
-        """Return the tensors of a batch: rank 0's, if the ranks' first ones differ.
-
-        Raises:
-            InputError: later ones differ.
-        """
+        """Return the tensors of a batch: rank 0's, if the ranks' first ones differ; raise InputError if later ones do."""
         processes = self._ranks.processes
         if not self._one_reads:
             try:

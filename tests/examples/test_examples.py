@@ -47,8 +47,7 @@ def test_the_demo_has_the_same_losses_on_any_number_of_ranks(n_ranks: int) -> No
 @pytest.mark.parametrize("n_ranks", first(1, [2, 4, 3]))
 def test_the_demo_chooses_a_plan_that_splits(n_ranks: int) -> None:
     log, output = train(DIGITS, n_ranks, "--dtype", "float64")
-    assert log["split_operators"] > 0
-    assert log["collectives_per_step"] > 0
+    assert log["split_operators"] > 0 and log["collectives_per_step"] > 0
     assert re.search(r"^test accuracy: 0\.\d{4}$", output.splitlines()[-1])
     for shown in ("hardware", "memory per device", "turning point", "config"):
         assert shown in output
@@ -68,8 +67,7 @@ def test_a_limit_that_replication_cannot_meet_splits_parameters() -> None:
     # Activations need room as well, so a small batch.
     arguments = ("--memory", f"{limit}B", "--batch", "32", "--dtype", "float64")
     log, _ = train(DIGITS, 2, *arguments)
-    assert log["split_operators"] > 0
-    assert log["collectives_per_step"] > 0
+    assert log["split_operators"] > 0 and log["collectives_per_step"] > 0
     assert all(held < whole for held in log["parameter_bytes_per_rank"])
     reference, _ = train(DIGITS, 1, "--batch", "32", "--dtype", "float64")
     np.testing.assert_allclose(log["losses"], reference["losses"], rtol=1e-10)

@@ -51,10 +51,8 @@ def run_recorded(folder: Path, n_ranks: int, *args: str):
 def test_all_end_normally_whatever_ends_their_child_processes(tmp_path):
     result, codes = run_recorded(tmp_path, 3, "slow", "children")
     assert result.returncode == 0, result.stderr
-    assert codes == [0] * 3
-    assert result.stdout.count("the children ended alone") == 2
-    assert result.stdout.count("done") == 3
-    assert "tensoropt" not in result.stderr
+    assert codes == [0] * 3 and result.stdout.count("the children ended alone") == 2
+    assert result.stdout.count("done") == 3 and "tensoropt" not in result.stderr
 
 
 def test_an_error_of_all_is_said_once_by_rank_0(tmp_path):
@@ -75,8 +73,7 @@ def test_what_a_rank_says_comes_before_what_a_busy_mpirun_says():
 
 def test_errors_that_differ_are_each_said_with_their_rank(tmp_path):
     result, codes = run_recorded(tmp_path, 2, "numbered", "all")
-    assert result.returncode == 2
-    assert 0 not in codes
+    assert result.returncode == 2 and 0 not in codes
     for rank in range(2):
         said = rf"tensoropt: rank {rank}: rank-dependent: got {rank} \(at worker.py:\d+\)\."
         assert len(re.findall(said, result.stderr)) == 1
@@ -84,15 +81,13 @@ def test_errors_that_differ_are_each_said_with_their_rank(tmp_path):
 
 def test_a_traceback_that_all_share_is_printed_once():
     result = run_ranks(3, WORKER, "value", "all", timeout=LIMIT_S)
-    assert result.returncode == 1
-    assert result.stderr.count("ValueError: boom") == 1
+    assert result.returncode == 1 and result.stderr.count("ValueError: boom") == 1
     assert result.stderr.count("Traceback") == 1
 
 
 def test_debug_shows_the_trace():
     result = run_ranks(2, WORKER, "input", "all", timeout=LIMIT_S, env={"TENSOROPT_DEBUG": "1"})
-    assert result.returncode == 2
-    assert result.stderr.count("Traceback") == 1
+    assert result.returncode == 2 and result.stderr.count("Traceback") == 1
 
 
 ENDED_BY_MPIRUN = "mpirun ends all ranks: it was interrupted (Ctrl-C) or told to end, or a rank was killed or has crashed"
@@ -128,8 +123,7 @@ def test_one_rank_ends_while_the_others_wait_in_a_collective(tmp_path, kind, cod
 
 def test_a_rank_that_mpirun_sees_killed_ends_the_others():
     result = run_ranks(3, WORKER, "kill", "1", timeout=LIMIT_S)
-    assert result.returncode == 137
-    assert "signal 9 (Killed)" in result.stderr
+    assert result.returncode == 137 and "signal 9 (Killed)" in result.stderr
 
 
 @pytest.mark.parametrize("env", [{}, BY_TENSORFLOW], ids=["mpi", "tensorflow"])
@@ -324,15 +318,13 @@ def test_progress_is_work_of_ours_that_moves_and_not_the_users_code():
 
 def test_all_exit_with_a_code(tmp_path):
     result, codes = run_recorded(tmp_path, 2, "exit", "all")
-    assert result.returncode == 3
-    assert 0 not in codes and 3 in codes
+    assert result.returncode == 3 and 0 not in codes and 3 in codes
 
 
 def test_a_caught_exit_is_no_failure(tmp_path):
     result, codes = run_recorded(tmp_path, 2, "caught-exit", "all")
     assert result.returncode == 0, result.stderr
-    assert codes == [0, 0]
-    assert result.stdout.count("went on") == 2
+    assert codes == [0, 0] and result.stdout.count("went on") == 2
 
 
 def test_a_leftover_rank_waits_asleep_and_exits_0(tmp_path):
@@ -345,8 +337,7 @@ def test_a_leftover_rank_waits_asleep_and_exits_0(tmp_path):
 
 def test_a_leftover_rank_fails_with_those_at_work(tmp_path):
     result, codes = run_recorded(tmp_path, 3, "leftover-input", "all")
-    assert result.returncode in (1, 2)
-    assert 0 not in codes
+    assert result.returncode in (1, 2) and 0 not in codes
     assert len(re.findall(r"tensoropt: the batch must divide: got 7 \(at worker.py:\d+\)\.", result.stderr)) == 1
 
 
@@ -362,8 +353,7 @@ def test_one_process_alone_needs_no_mpi():
     )
     result = run_command([sys.executable, "-c", script], timeout=LIMIT_S, env=no_launcher())
     assert result.stdout.split() == ["0", "1", "True", "1", "x", "2.5", "False"]
-    assert result.returncode == 2
-    assert result.stderr.strip() == "tensoropt: wrong (at <string>:7)."
+    assert result.returncode == 2 and result.stderr.strip() == "tensoropt: wrong (at <string>:7)."
 
 
 @pytest.mark.parametrize(
@@ -391,8 +381,7 @@ def no_launcher() -> dict[str, str]:
 def test_two_ranks_and_a_read_of_a_trainer_on_one_alone_which_ends_with_a_sentence():
     result = run_ranks(2, LIVE, timeout=300)
     assert result.stdout.count("done") == 2, result.stdout + result.stderr
-    assert result.returncode != 0
-    assert "read alone" not in result.stdout
+    assert result.returncode != 0 and "read alone" not in result.stdout
     said = [line for line in result.stderr.splitlines() if line.startswith("tensoropt:")]
     assert len(said) == 1 and "rank 0" in said[0], result.stderr
     assert "rank 1, which has ended" in said[0]

@@ -108,8 +108,7 @@ def run_in_a_terminal(command: list[str]) -> tuple[int, list[str]]:
 
 def test_ctrl_c_has_a_line_which_is_the_last_one():
     code, lines = run_in_a_terminal([*TENSOROPT, "run", "-n", "2", str(WORKER), "wait", "all"])
-    assert code == 130
-    assert lines == ["tensoropt: interrupted by SIGINT; all ranks have ended", ""]
+    assert code == 130 and lines == ["tensoropt: interrupted by SIGINT; all ranks have ended", ""]
 
 
 def test_ctrl_c_under_plain_mpirun_has_a_line_of_rank_0():
@@ -162,8 +161,7 @@ def test_run_debug_reaches_the_ranks():
 )
 def test_wrong_use_exits_with_2(args, said):
     result = tensoropt(*args)
-    assert result.returncode == 2
-    assert said in result.stderr
+    assert result.returncode == 2 and said in result.stderr
     assert "Traceback" not in result.stderr
 
 
@@ -230,8 +228,7 @@ def test_configure_writes_once_and_keeps_what_is_set(tmp_path):
     once = settings.read_text()
     assert once.endswith("rmaps_default_mapping_policy = :oversubscribe\n")
     configure_environment(tmp_path)
-    assert settings.read_text() == once
-    assert "oversubscribe" not in cached.read_text()
+    assert settings.read_text() == once and "oversubscribe" not in cached.read_text()
     settings.write_text("rmaps_default_mapping_policy = core\n")
     configure_environment(tmp_path)
     assert settings.read_text() == "rmaps_default_mapping_policy = core\n"

@@ -96,15 +96,13 @@ def test_make_says_what_to_install_for_a_python_without_venv(checkout, tmp_path,
     result = make_install(checkout, python)
     assert result.returncode != 0
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    assert f"apt install python{version}-venv" in result.stderr
-    assert "Traceback" not in result.stderr
+    assert f"apt install python{version}-venv" in result.stderr and "Traceback" not in result.stderr
     assert not (checkout / ".venv").exists()
 
 
 def test_make_says_what_to_install_without_python(checkout):
     result = run_command(["make", "install", "PYTHON=no-such-python"], timeout=60, cwd=checkout)
-    assert result.returncode != 0
-    assert "no no-such-python on the PATH" in result.stderr
+    assert result.returncode != 0 and "no no-such-python on the PATH" in result.stderr
     assert "apt install python3 python3-venv" in result.stderr
 
 

@@ -22,8 +22,7 @@ def nothing_is_left_behind(request, everything):
     if everything or test not in HELD:
         HELD.add(test)
         model = built(parallelism=1)
-        assert tf.executing_eagerly()
-        assert losses(model, 1)[0] > 0
+        assert tf.executing_eagerly() and losses(model, 1)[0] > 0
 
 
 def refuses(said: str):

@@ -92,8 +92,7 @@ def fresh_plain() -> keras.Model:
 
 
 def assert_same_history(got: keras.callbacks.History, expected: keras.callbacks.History, tolerance: float = 1e-5) -> None:
-    assert list(got.history) == list(expected.history)
-    assert got.epoch == expected.epoch
+    assert list(got.history) == list(expected.history) and got.epoch == expected.epoch
     for name, values in expected.history.items():
         np.testing.assert_allclose(got.history[name], values, rtol=tolerance, atol=tolerance, err_msg=name)
 

@@ -89,8 +89,7 @@ def test_files(fresh, tmp_path: Path):
     names = sorted(str(file.relative_to(plain_files)) for file in plain_files.rglob("*"))
     assert sorted(str(file.relative_to(got)) for file in got.rglob("*")) == names
     rows = [list(csv.reader((folder / "log.csv").read_text().splitlines())) for folder in (got, plain_files)]
-    assert rows[0][0] == rows[1][0]
-    assert len(rows[0]) == len(rows[1]) == 3
+    assert rows[0][0] == rows[1][0] and len(rows[0]) == len(rows[1]) == 3
     for name in ("best.keras", "2.weights.h5"):
         ours, keras_own = (load(folder / name) for folder in (got, plain_files))
         assert_same_weights(ours.get_weights(), keras_own.get_weights())

@@ -67,8 +67,7 @@ def test_what_waits_for_the_first_batch(use: Callable[[Any], Any], said: str):
     trainer = trainer_of(averaged(), contrastive)
     with refuses(said):
         use(trainer)
-    assert len(trainer.get_weights()) == 4
-    assert isinstance(trainer.optimizer, keras.optimizers.Adam)
+    assert len(trainer.get_weights()) == 4 and isinstance(trainer.optimizer, keras.optimizers.Adam)
 
 
 def test_a_model_that_cant_be_called_on_the_batch():

@@ -45,8 +45,7 @@ def test_fit_with_a_last_batch_smaller_than_the_ranks_and_validation(fresh):
     expected = fresh_plain()
     assert_same_history(fresh.fit(batches(), **given), expected.fit(batches(), **given))
     assert_same_weights(fresh.get_weights(), expected.get_weights())
-    assert fresh.optimizer.iterations == 12
-    assert fresh.plan.n_split_operators > 3
+    assert fresh.optimizer.iterations == 12 and fresh.plan.n_split_operators > 3
 
 
 def test_evaluate_and_predict_on_batches_of_other_sizes(fresh):

@@ -69,8 +69,7 @@ def test_it_goes_on_under_another_plan_with_the_batches_that_are_left(saved):
     steps = []
     seeing = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: steps.append(batch))
     got = trainer.fit(shuffled(), epochs=3, verbose=0, callbacks=[seeing])
-    assert got.epoch == [1, 2]
-    assert steps == [2, 3, 4, 0, 1, 2, 3, 4]
+    assert got.epoch == [1, 2] and steps == [2, 3, 4, 0, 1, 2, 3, 4]
     assert got.history["loss"][-1] == pytest.approx(expected.history["loss"][-1], rel=1e-5)
     assert_same_weights(trainer.get_weights(), weights)
     assert trainer.optimizer.iterations == 15

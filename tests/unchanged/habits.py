@@ -121,6 +121,8 @@ def all_kinds_of_data(folder: Path) -> Iterator[Any]:
     other = Subclassed()
     other.compile("adam", LOSS)
     yield other.fit(generated(), steps_per_epoch=2, shuffle=False, verbose=0).history, other.get_weights()
+    for weighed in ({"class_weight": weights}, {"sample_weight": np.linspace(0.5, 2, 60)}):  # and smaller last batches
+        yield other.fit(X, Y, batch_size=16, validation_split=0.3, verbose=0, **weighed).history, other.get_weights()
 
 
 @habit

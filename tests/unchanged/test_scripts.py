@@ -19,6 +19,7 @@ from tensoropt.common.imports import around_import
 from tensoropt.runtime.ranks import Processes
 from tensoropt.tools.cli.ranks_by_default import ranks_by_default
 from tensoropt.tools.cli.run import _is_for_ranks
+from tensoropt.unchanged import effects
 from tensoropt.unchanged.effects import SharedInput, Tagged
 
 TENSOROPT = [sys.executable, "-m", "tensoropt"]
@@ -179,6 +180,16 @@ def test_a_module_that_was_looked_for_is_noticed_when_imported(tmp_path: Path, m
     around_import("sought", around)
     assert importlib.util.find_spec("sought") is not None and not around.called
     assert importlib.import_module("sought") and around.call_count == 1
+
+
+def test_files_that_each_rank_writes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(effects, "say_once", said.append)
+    tell = effects.noting_files(MagicMock(gather=lambda written, what: [written, {str(tmp_path / "a.txt"): ""}]))
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("")
+    tell()
+    assert "each rank has written 'a.txt' (test_scripts.py:" in said[0]
 
 
 def test_streams_are_shared(capsys: pytest.CaptureFixture[str]) -> None:

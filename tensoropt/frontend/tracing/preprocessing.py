@@ -47,7 +47,7 @@ class Preprocessing:
         """The function on any number of samples, with the numbers that the model's own batch size has led to."""
         signature = [tf.TensorSpec([None, *t.shape[1:]] if t.shape.rank else [], t.dtype) for t in self.placeholders]
         # Not called as a tf.function, which warns where a program has several of these.
-        return tf.function(self._run, autograph=False).get_concrete_function(*signature)
+        return tf.function(self.emit, autograph=False).get_concrete_function(*signature)
 
     @property
     def result_of_one_size(self) -> tf.Tensor | None:
@@ -59,7 +59,8 @@ class Preprocessing:
         pairs = zip(self.results, results, strict=True)
         return next((one for one, other in pairs if other.shape.rank and other.shape[0] is not None), None)
 
-    def _run(self, *leaves: tf.Tensor) -> list[tf.Tensor]:
+    def emit(self, *leaves: tf.Tensor) -> list[tf.Tensor]:
+        """Add the operators to the graph that is built; return what is fed to the model."""
         tensors: dict[str, Any] = dict(self.tables)
         tensors.update(zip((placeholder.name for placeholder in self.placeholders), leaves, strict=True))
         for op in self.operators:

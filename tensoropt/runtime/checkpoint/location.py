@@ -39,11 +39,7 @@ class CheckpointLocation:
 
     @classmethod
     def of(cls, prefix: str | os.PathLike[str]) -> CheckpointLocation:
-        """Return the place of a prefix.
-
-        Raises:
-            InputError: the prefix has no name or isn't a path of a file system.
-        """
+        """Return the place of a prefix; raise InputError if the prefix has no name or isn't a path of a file system."""
         text = os.fspath(prefix)
         if "://" in text or not os.path.basename(text):
             raise InputError(

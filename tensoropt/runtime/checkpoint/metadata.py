@@ -71,11 +71,7 @@ class Metadata:
 
     @classmethod
     def from_json(cls, text: str | bytes, prefix: str) -> Metadata:
-        """Return metadata from its JSON text.
-
-        Raises:
-            InputError: it is damaged or has another version.
-        """
+        """Return metadata from its JSON text; raise InputError if it is damaged or has another version."""
         with reading_value("checkpoint", prefix):
             value = parse_json(text.encode() if isinstance(text, str) else text)
             if value["version"] != VERSION:

@@ -80,11 +80,7 @@ def entry_of(name: str) -> str:
 
 
 def variables_of(entries: Sequence[StateEntry]) -> list[Variable]:
-    """Return the variables of a state.
-
-    Raises:
-        InputError: two of them have the same name.
-    """
+    """Return the variables of a state; raise InputError if two of them have the same name."""
     variables = [Variable.of(entry) for entry in entries]
     names: set[str] = set()
     for variable in variables:

@@ -56,11 +56,7 @@ def is_chained() -> bool:
 
 
 def check_running() -> None:
-    """Check that this process's server has started.
-
-    Raises:
-        InputError: it hasn't, and it is too late.
-    """
+    """Check that this process's server has started; raise InputError if it hasn't, and it is too late."""
     if not _started:
         raise InputError(
             describe(

@@ -52,11 +52,7 @@ def check_json_path(arguments: argparse.Namespace, *others: str | Path | None) -
 
 
 def check_apart(output: str | Path, option: str, *others: str | Path | None) -> None:
-    """Refuse an output that would replace another file of the same command.
-
-    Raises:
-        InputError: it would.
-    """
+    """Refuse an output that would replace another file of the same command; raise InputError if it would."""
     for other in others:
         if other is not None and Path(output).resolve() == Path(other).resolve():
             raise InputError(f"{option} '{output}' would replace '{other}', which the same command names; give another file")

@@ -44,11 +44,7 @@ def add_baselines(parser: argparse.ArgumentParser) -> None:
 
 
 def baselines_of(arguments: argparse.Namespace) -> tuple[str, ...]:
-    """Return the names of the baselines to show.
-
-    Raises:
-        InputError: there is no such baseline.
-    """
+    """Return the names of the baselines to show; raise InputError if there is no such baseline."""
     if arguments.baselines is None:
         return SHOWN_BASELINES
     names = () if arguments.baselines == "none" else tuple(name.strip() for name in arguments.baselines.split(","))
@@ -79,11 +75,7 @@ def with_baselines(
 
 
 def check_report() -> None:
-    """Refuse, before long work, a report that couldn't be drawn after it.
-
-    Raises:
-        InputError: Plotly isn't installed.
-    """
+    """Refuse, before long work, a report that couldn't be drawn after it; raise InputError if Plotly isn't installed."""
     from ...report.page import library
 
     library()

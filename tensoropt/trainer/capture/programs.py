@@ -81,12 +81,12 @@ class Captured:
     program: Program
     capture: Capture
 
-    @property
+    @cached_property
     def given(self) -> tuple[Tensor, ...]:
         """The tensors that the user gives, which may have to be preprocessed to what the program is fed."""
         return tuple(_described(tensor) for tensor in self.program.given)
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[Tensor, ...]:
         """The tensors that the program is fed."""
         return tuple(self.graph.tensors[tensor.name] for tensor in self.program.inputs)

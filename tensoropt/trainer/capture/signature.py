@@ -207,11 +207,7 @@ def left_open_by(loss: Any, has_data: bool = True) -> str:
 
 
 def checked_batch_size(batch_size: object) -> None:
-    """Check a batch size that a user gave.
-
-    Raises:
-        InputError: it isn't a whole number from 1 up.
-    """
+    """Check a batch size that a user gave; raise InputError if it isn't a whole number from 1 up."""
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise InputError(
             "batch_size takes the number of samples in a step over all devices, a whole number of at least 1, got "
@@ -266,11 +262,7 @@ def _spec_of(leaf: Any, part: str) -> tf.TensorSpec | None:
 
 
 def check_dense(spec: Any, what: str) -> None:
-    """Check that a tensor is dense.
-
-    Raises:
-        InputError: the tensor is ragged or sparse.
-    """
+    """Check that a tensor is dense; raise InputError if the tensor is ragged or sparse."""
     if isinstance(spec, (tf.SparseTensor, tf.SparseTensorSpec)) or hasattr(spec, "tocsr"):
         kind, advice = "sparse", "dataset.map with tf.sparse.to_dense, or array.toarray()"
     elif isinstance(spec, (tf.RaggedTensor, tf.RaggedTensorSpec)):

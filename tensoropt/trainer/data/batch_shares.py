@@ -1,30 +1,30 @@
 """Give each rank its share of every batch: all ranks read the same dataset of global batches.
 
 Each share is cut, and converted to the types that the model takes, in the dataset's own pipeline, ahead of the step that
-takes it. The ranks compare digests of every epoch's first batch and of some later ones. If the first differ, as after a
-shuffle without a seed, rank 0 reads for all (:mod:`.handing_out`), as for Python generators; if later ones do, all end.
+takes it. The ranks compare digests of all batches of the first epoch, and of the first and some later ones of others. If the
+first differ, as after a shuffle without a seed, rank 0 reads for all (:mod:`.handing_out`), as for generators; if later ones
+do, all end.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.trainers.data_adapters import data_adapter_utils
 
 from ...common.errors import InputError
 from ...common.source_lines import running_line
 from ...runtime.same_data import PERIOD, SameData, fingerprint, is_compared
 from ..batch import SAME_BATCHES, Batch
 from ..capture.signature import PARTS, Signature, Structure, check_dense, is_none
-from ..runs import check_fits
 from ..trainer_ranks import TrainerRanks
+from .element_parts import ElementParts, tensors_of
 from .handing_out import handed_out
 
 logger = logging.getLogger("tensoropt")
@@ -57,8 +57,8 @@ class Sharing:
                 check_dense(leaf, f"{name} of a batch")
         element = _each(tf.convert_to_tensor, element)
         specs = _each(tf.TensorSpec.from_tensor, element)
-        parts = _ElementParts.of(specs, self._expected(lambda: specs))
-        batch = parts.batch(element)
+        parts = ElementParts.of(specs, self._expected(lambda: specs))
+        batch = parts.batch(tensors_of(element))
         if parts.is_open and not self._ranks.leads:
             other = self._ranks.processes.first_that_differs(repr(batch.extents))
             if other is not None:
@@ -82,6 +82,17 @@ def _each(change: Callable[[Any], Any], element: Sequence[Structure]) -> tuple[S
     )
 
 
+def _flat(data: tf.data.Dataset) -> Iterator[list[tf.Tensor]]:
+    """Return an iterator over each element's tensors, of which to build the element took up to a tenth of a step."""
+    iterator = iter(data)
+    iterator._element_spec = _AsTheyAre
+    return iterator
+
+
+class _AsTheyAre:
+    _from_compatible_tensor_list = staticmethod(lambda tensors: tensors)
+
+
 class BatchShares:
     """A rank's shares of a dataset's batches, over which Keras's loops iterate instead of the dataset.
 
@@ -89,6 +100,7 @@ class BatchShares:
         data: the dataset, of global batches.
         one_reads: whether rank 0 reads for all ranks.
         shows_size: whether its first batch decides for how many samples the model is captured.
+        n_first: the number of batches in the first epoch, if an opening lasts longer; each is compared between ranks.
         is_tuned: whether TensorFlow tunes its reading, by a thread that an iterator's end waits for, .1 to .6 s long.
         opened: how often the dataset was opened; the order of a dataset that is shuffled at each opening depends on it.
         taken: the number of batches taken since the last opening.
@@ -98,8 +110,9 @@ class BatchShares:
     def __init__(self, data: tf.data.Dataset, ranks: TrainerRanks, expected: Expected) -> None:
         self.data, self._ranks, self._expected, self._begin = data, ranks, expected, 0
         self._begun: Iterator[Any] | None = None
-        self._pipelines: dict[int, tf.data.Dataset] = {}
-        self.one_reads, self.shows_size, self.is_tuned, self.opened, self.taken = False, False, True, 0, 0
+        self._pipelines: dict[tuple[int, int], tf.data.Dataset] = {}
+        self.one_reads, self.shows_size, self.is_tuned, self.n_first = False, False, True, sys.maxsize
+        self.opened = self.taken = self._n_compared = 0
         self.before_opening: Callable[[int], None] = lambda number: None
 
     def go_on(self, opened: int, taken: int) -> None:
@@ -109,13 +122,13 @@ class BatchShares:
         self.opened, self._begin = opened, taken
 
     @cached_property
-    def parts(self) -> _ElementParts:
+    def parts(self) -> ElementParts:
         """The mapping from the dataset's elements to the tensors that programs take.
 
         Raises:
             InputError: the dataset doesn't have what is expected.
         """
-        return _ElementParts.of(self.data.element_spec, self._expected(self._seen))
+        return ElementParts.of(self.data.element_spec, self._expected(self._seen))
 
     def check(self) -> None:
         """Check that the dataset has what is expected; its first batch may decide what is.
@@ -150,6 +163,7 @@ class BatchShares:
     def __iter__(self) -> Iterator[Batch]:
         self.check()  # before the dataset is opened, which may begin with the batch that was seen
         self.opened += 1
+        self._n_compared = self.n_first if self.opened == 1 else 1
         self.taken, self._begin = self._begin, 0
         # The dataset is opened at once, as Keras's loops expect, but read only when the first batch is asked for.
         if self._ranks.n_shares == 1:
@@ -176,30 +190,24 @@ class BatchShares:
         digest, first = next(batches, (None, None))
         other = self._ranks.processes.first_that_differs(digest)
         if other is not None:
-            self._let_one_read(other)
+            self.one_reads = True
+            if self._ranks.rank == 0:
+                logger.warning(ONE_READS, f"ranks 0 and {other}")
             del batches
             yield from handed_out(self._full_batches(), self._ranks)
             return
         if first is not None:
             yield first
         for number, (digest, batch) in enumerate(batches, 1):
-            if is_compared(number) or self.parts.is_open:
-                self._check_same(digest)
+            is_asked = is_compared(number, self._n_compared) or self.parts.is_open
+            other = self._ranks.processes.first_that_differs(digest) if is_asked else None
+            if other is not None:
+                before = "" if self.opened == 1 else f", as some of the {PERIOD - 1} before it may have been"
+                raise InputError(
+                    f"ranks 0 and {other} have different data in batch {self.taken + 1} of a pass through it{before}: "
+                    f"{SAME_BATCHES}; or give a generator, which rank 0 reads for all"
+                )
             yield batch
-
-    def _check_same(self, digest: bytes) -> None:
-        other = self._ranks.processes.first_that_differs(digest)
-        if other is not None:
-            raise InputError(
-                f"ranks 0 and {other} have different data in batch {self.taken + 1} of a pass through it, as "
-                f"some of the {PERIOD - 1} before it may have been: {SAME_BATCHES}; or give a generator, which rank 0 "
-                "reads for all"
-            )
-
-    def _let_one_read(self, other: int) -> None:
-        self.one_reads = True
-        if self._ranks.rank == 0:
-            logger.warning(ONE_READS, f"ranks 0 and {other}")
 
     def _open(self, n_shares: int) -> Iterator[tuple[bytes, Batch]]:
         """Return an iterator over an epoch's digests and batches, each cut into ``n_shares`` shares.
@@ -209,18 +217,20 @@ class BatchShares:
         if self._begun is not None:
             begun, self._begun = self._begun, None
             cut = None if self._is_as_is(n_shares) else self._cut(n_shares)
-            return self._read(begun if cut is None else itertools.starmap(cut, enumerate(begun)), n_shares)
+            return self._read(map(tensors_of, begun) if cut is None else itertools.starmap(cut, enumerate(begun)), n_shares)
         self.before_opening(self.opened)
         if self.taken:
-            return self._read(iter(self._pipeline(self.data.skip(self.taken), n_shares)), n_shares)
-        if n_shares not in self._pipelines:
-            self._pipelines[n_shares] = self._pipeline(self.data, n_shares)
-        return self._read(iter(self._pipelines[n_shares]), n_shares)
+            return self._read(_flat(self._pipeline(self.data.skip(self.taken), n_shares)), n_shares)
+        key = n_shares, self._n_compared if n_shares > 1 else 0
+        if key not in self._pipelines:
+            self._pipelines[key] = self._pipeline(self.data, n_shares)
+        return self._read(_flat(self._pipelines[key]), n_shares)
 
     def _pipeline(self, data: tf.data.Dataset, n_shares: int) -> tf.data.Dataset:
         """Return a dataset that gives what :meth:`_cut` makes of each element, or the elements as they are."""
-        is_as_is = self._is_as_is(n_shares)
-        return self._in_order(data if is_as_is else data.enumerate().map(self._cut(n_shares), tf.data.AUTOTUNE))
+        if not self._is_as_is(n_shares):
+            data = data.enumerate().map(self._cut(n_shares), tf.data.AUTOTUNE)
+        return self._in_order(data)
 
     def _is_as_is(self, n_shares: int) -> bool:
         return n_shares == 1 and not self.parts.converts
@@ -240,14 +250,16 @@ class BatchShares:
         compared is that of its shapes, as far as these are open. A batch with too few samples isn't cut.
         """
         rank, least, parts = (self._ranks.rank if n_shares > 1 else 0), self._ranks.least_shared, self.parts
+        n_compared = self._n_compared  # of this opening's batches each of the first is compared
 
         @tf.autograph.experimental.do_not_convert  # which would take longer than all else of a small epoch
         def cut(number: Any, element: Structure) -> tuple[tf.Tensor, ...]:
-            leaves = parts.converted(parts.as_tuple(element))
+            leaves = parts.converted(tensors_of(element))
             n_samples = tf.shape(leaves[0])[0]
             if n_shares == 1:
-                return tf.constant(b""), n_samples, *leaves
-            digest = tf.cond(number % PERIOD == 0, lambda: fingerprint(leaves, number == 0), lambda: _shapes(leaves, parts))
+                return tf.zeros([1, 8], tf.uint8), n_samples, *leaves
+            is_digested = (number < n_compared) | (number % PERIOD == 0)
+            digest = tf.cond(is_digested, lambda: fingerprint(leaves, number == 0), lambda: parts.shapes(leaves))
             start, end = rank * n_samples // n_shares, (rank + 1) * n_samples // n_shares
             is_share = tf.cast(n_samples, tf.int64) >= least
             start, end = tf.where(is_share, start, 0), tf.where(is_share, end, n_samples)
@@ -257,144 +269,8 @@ class BatchShares:
 
     def _read(self, elements: Iterator[Any], n_shares: int) -> Iterator[tuple[bytes, Batch]]:
         if self._is_as_is(n_shares):
-            yield from ((b"", self.parts.batch(element)) for element in elements)
+            yield from ((b"", self.parts.batch(tensors)) for tensors in elements)
             return
         for digest, n_samples, *leaves in elements:
-            n = int(n_samples)
-            yield digest.numpy(), self.parts.packed(leaves, n, is_share=n_shares > 1 and n >= self._ranks.least_shared)
-
-
-def _shapes(leaves: Sequence[tf.Tensor], parts: _ElementParts) -> tf.Tensor:
-    return tf.io.serialize_tensor(tf.concat(list(map(tf.shape, leaves)), 0)) if parts.is_open else tf.constant(b"")
-
-
-@dataclass(frozen=True, eq=False)
-class _ElementParts:
-    """The mapping from a dataset's elements to the tensors that programs take (the taken tensors).
-
-    Attributes:
-        is_tuple: whether elements are ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``; else they are ``x``.
-        specs: the planned spec of each taken tensor.
-        paths: for each taken tensor, the index of its part in the element and its index among the part's tensors.
-        weights: the sample weights' specs, in their structure; None without sample weights.
-        n_labels: the number of taken tensors that are labels.
-        drops_labels: whether elements have labels that aren't taken.
-        converts: whether tensors are taken in other types than elements have.
-    """
-
-    is_tuple: bool
-    specs: tuple[tf.TensorSpec, ...]
-    paths: tuple[tuple[int, int], ...]
-    weights: Structure
-    n_labels: int
-    drops_labels: bool
-    converts: bool
-
-    @classmethod
-    def of(cls, element: Structure, signature: Signature) -> _ElementParts:
-        """Match the specs of a dataset's elements with the planned signature.
-
-        Raises:
-            InputError: the elements have other parts, shapes or types.
-        """
-        is_tuple = isinstance(element, tuple)
-        parts = data_adapter_utils.unpack_x_y_sample_weight(element if is_tuple else (element,))
-        weights = None if parts[2] is None else keras.tree.map_structure(planned_weight, parts[2])
-        specs: list[tf.TensorSpec] = []
-        paths: list[tuple[int, int]] = []
-        n_of_part, converts = [], False
-        for index, (given, planned) in enumerate(zip(parts, (signature.inputs, signature.labels, weights), strict=True)):
-            for leaf in tf.nest.flatten(given):
-                check_dense(leaf, f"{PARTS[index]} of a batch")
-            taken = [] if given is None or planned is None else matched(given, planned, PARTS[index])
-            n_of_part.append(len(taken))
-            for spec, leaf in zip(_dense(planned), taken, strict=False):
-                got = tf.nest.flatten(given)[leaf]
-                if got.shape.rank is not None:
-                    name = spec.name or PARTS[index]
-                    check_fits(name, [None, *got.shape[1:]], got.dtype.name, [None, *spec.shape[1:]], spec.dtype.name)
-                if PARTS[index] in signature.as_seen and got.dtype.is_floating and not spec.dtype.is_floating:
-                    raise InputError(
-                        f"{PARTS[index]} of a batch ({running_line()}) has type {got.dtype.name} where the first one had "
-                        f"{spec.dtype.name}, to which it can't be converted without a loss; give all batches one type"
-                    )
-                specs.append(spec)
-                paths.append((index, leaf))
-                converts = converts or got.dtype != spec.dtype
-        drops_labels = parts[1] is not None and signature.labels is None
-        return cls(is_tuple, tuple(specs), tuple(paths), weights, n_of_part[1], drops_labels, converts)
-
-    @property
-    def is_open(self) -> bool:
-        """Return whether batches may differ in extents other than the batch, which every rank must see alike."""
-        return any(None in spec.shape[1:] for spec in self.specs)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the taken tensors, in their order."""
-        named = zip(self.specs, self.paths, strict=True)
-        return tuple(spec.name or ("x", "y", "sample_weight")[part] for spec, (part, _) in named)
-
-    def as_tuple(self, element: Structure) -> tuple[Structure, ...]:
-        return element if self.is_tuple else (element,)
-
-    def converted(self, element: Sequence[Structure]) -> list[tf.Tensor]:
-        """Return the taken tensors, with the planned types and, except for the batch dimension, the planned ranks."""
-        leaves = [tf.nest.flatten(part) for part in element]
-        return [_converted(leaves[part][leaf], spec) for (part, leaf), spec in zip(self.paths, self.specs, strict=True)]
-
-    def packed(self, leaves: Sequence[tf.Tensor], n_samples: int, is_share: bool) -> Batch:
-        """Return a batch of the taken tensors."""
-        n_inputs = sum(part == 0 for part, _ in self.paths)
-        empty = Batch(n_samples, leaves[:n_inputs], leaves[n_inputs : n_inputs + self.n_labels], self.weights)
-        return replace(empty.with_leaves(leaves, is_share), drops_labels=self.drops_labels)
-
-    def batch(self, element: Structure) -> Batch:
-        """Return a global batch from a dataset's element."""
-        leaves = self.converted(self.as_tuple(element))
-        return self.packed(leaves, int(leaves[0].shape[0]), is_share=False)
-
-
-def _dense(structure: Structure) -> list[Any]:
-    return [leaf for leaf in tf.nest.flatten(structure) if not is_none(leaf)]
-
-
-def planned_weight(spec: Any) -> tf.TensorSpec:
-    """Return the spec of sample weights in the type that Keras weighs losses by."""
-    return tf.TensorSpec(spec.shape, keras.backend.floatx())
-
-
-def matched(given: Structure, planned: Structure, what: str) -> list[int]:
-    """Return, for each planned tensor, the index of the given one: by name if the given ones are named, else in order.
-
-    Raises:
-        InputError: a name is missing, or the number of tensors differs.
-    """
-    if isinstance(given, Mapping) and all(not isinstance(value, (Mapping, list, tuple)) for value in given.values()):
-        is_named = isinstance(planned, Mapping)
-        names = sorted(n for n in planned if planned[n] is not None) if is_named else [each.name for each in _dense(planned)]
-        indices = {name: i for i, name in enumerate(sorted(given))}
-        missing = [name for name in names if name not in indices]
-        if missing and not (len(names) == len(given) == 1):
-            got = ", ".join(map(repr, indices))
-            raise InputError(f"{what} of a batch has {got}, but not {missing[0]!r}, for which the plan was made; name it so")
-        return [indices.get(name, 0) for name in names]
-    taken = [index for index, leaf in enumerate(tf.nest.flatten(given)) if not is_none(leaf)]
-    n_planned = len(_dense(planned))
-    if len(taken) != n_planned:
-        raise InputError(
-            f"{what} of a batch has {len(taken)} tensors, expected {n_planned}, for which the plan was made; give batches "
-            "like those, or parallelize(..., data=dataset) for yours"
-        )
-    return taken
-
-
-def _converted(leaf: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
-    leaf = tf.cast(leaf, spec.dtype) if leaf.dtype != spec.dtype else leaf
-    if leaf.shape.rank is not None:
-        n_ones = spec.shape.rank - leaf.shape.rank
-        for _ in range(n_ones):
-            leaf = tf.expand_dims(leaf, -1)
-        for _ in range(-n_ones):
-            leaf = tf.squeeze(leaf, [-1])
-    return leaf
+            n, least = int(n_samples), self._ranks.least_shared
+            yield digest.numpy().tobytes(), self.parts.packed(leaves, n, is_share=n_shares > 1 and n >= least)

@@ -125,11 +125,7 @@ class StepFunction(FunctionTrainer):
         )
 
     def _in_order(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return the arguments of a call in the step's order.
-
-        Raises:
-            InputError: the step doesn't take them.
-        """
+        """Return the arguments of a call in the step's order; raise InputError if the step doesn't take them."""
         try:
             bound = inspect.signature(self.captured.function).bind(*arguments, **named)
         except TypeError as error:
@@ -142,11 +138,7 @@ class StepFunction(FunctionTrainer):
         return bound.args
 
     def _signature(self, arguments: Sequence[Any]) -> Signature:
-        """Return the signature of a call.
-
-        Raises:
-            InputError: the batch is larger than planned.
-        """
+        """Return the signature of a call; raise InputError if the batch is larger than planned."""
         names = list(inspect.signature(self.captured.function).parameters)
         specs = [_specs(value, name) for value, name in zip(arguments, [*names, *("",) * len(arguments)], strict=False)]
         self._check_size(next((leaf.shape[0] for leaf in tf.nest.flatten(specs) if leaf.shape.rank), None))

@@ -90,8 +90,7 @@ def test_a_manager_of_tensorflow_goes_on_in_the_same_folder(saved) -> None:
     model, optimizer = fresh()
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
     manager = tf.train.CheckpointManager(checkpoint, prefix.rpartition("/")[0], max_to_keep=3)
-    assert manager.latest_checkpoint == prefix
-    assert manager.restore_or_initialize() == prefix
+    assert manager.latest_checkpoint == prefix and manager.restore_or_initialize() == prefix
 
 
 def test_load_checkpoint_gives_the_plain_model_all_values(saved) -> None:

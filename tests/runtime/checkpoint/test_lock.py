@@ -41,8 +41,7 @@ def test_who_lives_is_named_and_who_is_dead_holds_nobody_up(tmp_path: Path) -> N
         holder.kill()
     assert file.exists()
     save_one(tmp_path, 3)
-    assert saved_value(str(tmp_path / "ckpt")) == 3
-    assert not list(tmp_path.glob(".*"))
+    assert saved_value(str(tmp_path / "ckpt")) == 3 and not list(tmp_path.glob(".*"))
 
 
 def test_one_of_many_gets_the_lock_at_any_time(tmp_path: Path) -> None:

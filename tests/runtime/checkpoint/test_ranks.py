@@ -62,8 +62,7 @@ def test_some_of_the_ranks(tmp_path: Path) -> None:
 def test_a_rank_that_is_killed_in_the_middle_leaves_the_checkpoint_that_was_there(tmp_path: Path) -> None:
     save_alone(tmp_path / "ckpt-plan")
     result = run_ranks(2, WORKER, tmp_path / "ckpt", "killed", timeout=60)
-    assert result.returncode not in (0, 1, 2)
-    assert (tmp_path / ".ckpt-plan.partial").is_dir()
+    assert result.returncode not in (0, 1, 2) and (tmp_path / ".ckpt-plan.partial").is_dir()
     assert_it_is_there(tmp_path / "ckpt-plan")
     save_alone(tmp_path / "ckpt-plan")
     assert not list(tmp_path.glob(".*")), "the next save tidies up"
@@ -89,6 +88,5 @@ def test_a_full_disk_leaves_the_checkpoint_that_was_there(small_disk: Path) -> N
     assert result.returncode == 1, result.stdout + result.stderr
     assert result.stderr.count("can't be saved: got 'No space left on device' for file") == 1, result.stderr
     assert f"of {sum(v.value.nbytes for v in LARGE) // 2} bytes" in result.stderr
-    assert "Traceback" not in result.stderr
-    assert sorted(os.listdir(small_disk)) == before
+    assert "Traceback" not in result.stderr and sorted(os.listdir(small_disk)) == before
     assert_it_is_there(small_disk / "ckpt-plan")

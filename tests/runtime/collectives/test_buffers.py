@@ -20,8 +20,7 @@ from tensoropt.runtime.collectives.receive_buffers import ALIGNMENT, aligned_emp
 def test_buffers_start_on_the_boundary(shape: tuple[int, ...], dtype: type) -> None:
     buffer = aligned_empty(shape, dtype)
     assert buffer.ctypes.data % ALIGNMENT == 0
-    assert (buffer.shape, buffer.dtype) == (shape, np.dtype(dtype))
-    assert buffer.flags.c_contiguous
+    assert (buffer.shape, buffer.dtype) == (shape, np.dtype(dtype)) and buffer.flags.c_contiguous
 
 
 def test_freed_memory_is_kept_unless_the_user_decides(monkeypatch: pytest.MonkeyPatch) -> None:
