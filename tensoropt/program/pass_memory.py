@@ -128,18 +128,19 @@ def peak_together(
         before, changes = ran.cumsum(axis=0) - ran, memory.changes.reshape(len(ran.T), -1)
         ends[stage] = memory.begins + ran.sum(axis=0) @ changes
         in_flight = (before + ran)[:, ::3].sum(axis=1) - before[:, 1::3].sum(axis=1)
-        # Micro-batches that leave nothing behind don't count once they are through, so few passes differ in what is alive.
+        # Once through, a micro-batch that leaves nothing doesn't count, so few passes differ. Floats are exact below 2^53.
         before -= np.repeat(before[:, 2::3] * ~memory.changes.sum(axis=1).any(axis=1), 3, axis=1)
-        others, amounts = in_flight - (runs & (work < 2)), np.vstack([changes, memory.rises.reshape(changes.shape)])
-        found, state = np.unique(np.column_stack([in_flight, others, before, ran]), axis=0, return_inverse=True)
-        tables.append(memory.begins + found[:, 2:] @ amounts + messages.waiting_bytes(found[:, :1], found[:, 1:2]))
-        states.append(state.ravel())
+        rows, known = np.column_stack([in_flight, in_flight - (runs & (work < 2)), before, ran]), dict[bytes, int]()
+        states.append([known.setdefault(row.tobytes(), len(known)) for row in rows])
+        found = np.frombuffer(b"".join(known), rows.dtype).reshape(len(known), -1)
+        alive = (found[:, 2:] @ np.vstack([changes, memory.rises.reshape(changes.shape)], dtype=float)).astype(np.int64)
+        tables.append(memory.begins + alive + messages.waiting_bytes(found[:, :1], found[:, 1:2]))
     outside = [np.zeros_like(sum(ends.values()))]  # beyond what is alive, of stages whose passes have all run
     last_of = {stage: number for number, stage in enumerate(of_passes.tolist())}
     for stage in sorted(last_of, key=last_of.__getitem__):
         outside.append(np.maximum(outside[-1], of_stages[stage][0].outside - ends[stage]))
-    states.append(np.searchsorted(sorted(last_of.values()), np.arange(len(work))))
-    alike = np.unique(np.column_stack(states), axis=0).T
+    states.append(np.searchsorted(sorted(last_of.values()), np.arange(len(work))).tolist())
+    alike = np.array(list(set(zip(*states, strict=True)))).T
     most = sum(table[at] for table, at in zip([*tables, np.array(outside)], alike, strict=True)).max(axis=0)
     held = {stage: np.maximum(memory.begins, ends[stage]) for stage, (memory, _) in of_stages.items()}
     beyond = np.max([of_stages[stage][0].outside - held[stage] for stage in held], axis=0)

@@ -8,8 +8,8 @@ of; imports don't count. A second table has the reasons of those that are left.
 
 from __future__ import annotations
 
-import argparse
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -57,9 +57,7 @@ def kinds_of(root: Path) -> tuple[dict[str, Counter[str]], Counter[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Count the lines that ask in which world they are.")
-    parser.add_argument("root", nargs="?", type=Path, default=Path(__file__).parents[2])
-    found, reasons = kinds_of(parser.parse_args().root)
+    found, reasons = kinds_of(Path(sys.argv[1]) if sys.argv[1:] else Path(__file__).parents[2])
     print("".join(f"{kind:>11}" for kind in KINDS) + "      total  file")
     rows = sorted(found.items(), key=lambda row: (-row[1].total(), row[0]))
     for file, counts in [*rows, (f"{len(rows)} files", sum(found.values(), Counter()))]:

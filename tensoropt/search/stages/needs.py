@@ -84,8 +84,7 @@ class StageNeeds:
                 us[levels.get(op.name, n_levels) :, place] = graph.n_micro_batches * of_size.own_us.get(op.name, 0.0)
             again_us[size] = _summed(us)
         at_once = np.array([max(each.values(), default=0) for each in of_segment])
-        crossing = np.array(_crossing(program))
-        return cls([op.name for op in program], held, trained, _summed(of_level), crossing, at_once, again_us)
+        return cls([op.name for op in program], held, trained, _summed(of_level), _crossing(program), at_once, again_us)
 
     def n_bytes(self, start: Place, end: Place, in_flight: int) -> Iterator[np.ndarray]:
         """Yield by level the bytes of a stage's devices together, of the operators between two places."""
@@ -204,7 +203,7 @@ def _held(graph: Graph, program: Sequence[Operator]) -> tuple[np.ndarray, np.nda
     return _summed(held_bytes), _summed(n_trained)
 
 
-def _crossing(program: Sequence[Operator]) -> list[int]:
+def _crossing(program: Sequence[Operator]) -> np.ndarray:
     """Return the bytes of a micro-batch that cross at each place."""
     last = {tensor.name: place for place, op in enumerate(program) for _, tensor in op.operands}
     ending = Counter[int]()
@@ -216,7 +215,7 @@ def _crossing(program: Sequence[Operator]) -> list[int]:
                 ending[last[tensor.name]] += tensor.mem_bytes
         alive -= ending[place]
         found.append(alive)
-    return found
+    return np.array(found)
 
 
 def _summed(values: np.ndarray) -> np.ndarray:

@@ -25,22 +25,21 @@ import tensorflow as tf
 from megatron import of_megatron, with_all_again_us
 from tabulate import tabulate
 
-from tensoropt import zoo
+from tensoropt import AdamOptimizer, zoo
 from tensoropt.ft import Budget
+from tensoropt.plan.frontier import Frontier
 from tensoropt.profiling.hardware import Hardware, named
 from tensoropt.profiling.hardware_costs import CollectiveCosts
 from tensoropt.search.candidates.find_staged import search_with_stages
 from tensoropt.search.candidates.joined_frontier import frontier_of
-from tensoropt.search.candidates.staged_frontier_points import PlanPoint
 from tensoropt.search.request import Request
 from tensoropt.search.stages.points import SearchedWhole
 from tensoropt.sharding.model import Model
 from tensoropt.tools.offline import record
 from tensoropt.zoo import language, layers
 
-FAR, BUDGET = 0.3, Budget(seconds=5.0)
+FAR, BUDGET, LENGTH, WORDS = 0.3, Budget(seconds=5.0), 2048, 51200
 FIGURES, OURS = (Path(__file__).with_name(f"{name}.json") for name in ("figures", "ours"))
-LENGTH, WORDS = 2048, 51200
 
 
 @cache
@@ -56,16 +55,15 @@ def resnet50(batch: int, policy: str) -> Model:
     return record(made, "resnet50", batch_size=batch).model
 
 
-def halved(variable: Callable[..., tf.Variable], *arguments: object) -> tf.Tensor:
-    return tf.cast(variable(*arguments), tf.bfloat16)
-
-
 def language_model(made: Callable[[], tf.Tensor], is_halved: bool, optimizer: str) -> Model:
     """Record a model of the zoo with the dropout that published runs have, in bfloat16 with float32 variables if asked."""
     dense, softmax = layers.dense, tf.nn.softmax
 
     def dropped(x: tf.Tensor, units: int, name: str) -> tf.Tensor:
         return tf.nn.dropout(dense(x, units, name), 0.1) if name in ("output", "down") else dense(x, units, name)
+
+    def halved(variable: Callable[..., tf.Variable], *arguments: object) -> tf.Tensor:
+        return tf.cast(variable(*arguments), tf.bfloat16)
 
     changes = [(language, "dense", dropped), (tf.nn, "softmax", lambda x: tf.nn.dropout(softmax(x), 0.1))]
     if is_halved:
@@ -89,11 +87,11 @@ def hardware_of(row: dict) -> Hardware:
     return replace(hardware, levels=(replace(outer, bytes_per_s=row.get("network_bytes_per_s", outer.bytes_per_s)), inner))
 
 
-def fastest(row: dict, model: Model, **asked: Any) -> PlanPoint:
+def searched(row: dict, model: Model, **asked: Any) -> Frontier:
     asked = {"micro_batches": 1, "budget": BUDGET, "wants_frontier": False, "without": frozenset({"remat"}), **asked}
     request = Request(model, hardware_of(row), None, stages=(row.get("pipeline", 1),), **asked)
     search = search_with_stages(request, row["devices"])
-    return frontier_of(request, row["devices"], [*map(SearchedWhole.of, search.whole), *search.cuts]).points_of[-1]
+    return frontier_of(request, row["devices"], [*map(SearchedWhole.of, search.whole), *search.cuts])
 
 
 @cache
@@ -106,7 +104,7 @@ def of_layers(sizes: tuple[tuple[str, Any], ...], n_layers: int) -> tuple[float,
     for name in (each for each in force if each.startswith("layer_") and row["pipeline"] > 1):
         first = (int(name.split("/")[0][6:]) - 1) * row["pipeline"] // n_layers * per_stage
         placed[name] = tuple(range(first, first + per_stage))
-    point = fastest(row, model, force=force, placed=placed, micro_batches=row["micro_batches"])
+    point = searched(row, model, force=force, placed=placed, micro_batches=row["micro_batches"]).points_of[-1]
     return point.time_us, with_all_again_us(point), point.peak_bytes
 
 
@@ -126,14 +124,29 @@ def tflops_per_gpu(row: dict) -> float:
 
 def samples_per_s(row: dict) -> float:
     batch, policy = row["batch_per_device"] * row["devices"], row.get("policy", "float32")
-    sizes = {"batch": batch, "length": row.get("length"), "predictions": 20 if row.get("length") == 128 else 80}
+    sizes = {key: row.get(key) for key in ("length", "predictions")} | {"batch": row.get("sequences", batch)}
     of_bert = language_model(partial(zoo.bert_large, **sizes), policy != "float32", "sgd") if "length" in row else None
-    return batch / fastest(row, of_bert or resnet50(batch, policy)).time_us * 1e6
+    return batch / searched(row, of_bert or resnet50(batch, policy)).points_of[-1].time_us * 1e6
+
+
+def gb_of_model(row: dict) -> float:
+    """Return what a device needs to train a model by Adam, all gradients of which are held, at least if rematerialized."""
+    name, again, dtype, patch = row["model"], row["rematerialized"], getattr(tf, row["dtype"]), mock.patch.object
+    dense = partial(lambda gather, table, rows: gather(1.0 * tf.convert_to_tensor(table), rows), tf.gather)
+
+    def step() -> None:
+        adam = AdamOptimizer()
+        gradients, variables = zip(*adam.compute_gradients(getattr(zoo, name)(**row["sizes"])), strict=True)
+        adam.apply_gradients(zip(tf.clip_by_global_norm(gradients, 1.0)[0], variables, strict=True))
+
+    with patch(layers, "DTYPE", dtype), patch(language, "DTYPE", dtype), patch(tf, "gather", dense):
+        model = record(step, name).model
+    found = searched(row, model, **{"wants_frontier": True, "without": frozenset()} if again else {})
+    return found.points_of[0 if again else -1].peak_bytes / 1e9
 
 
 def bus_gb_per_s(row: dict) -> float:
-    hardware, n = hardware_of(row), row["devices"]
-    mesh = hardware.mesh()
+    mesh, n = (hardware := hardware_of(row)).mesh(), row["devices"]
     time_ns = CollectiveCosts(hardware, mesh).time_ns("all_reduce", mesh, tuple(range(len(mesh.axes))), row["n_bytes"])
     return row["n_bytes"] / time_ns * 2 * (n - 1) / n
 
@@ -144,6 +157,7 @@ OF_TABLE = {
     "recomputed": lambda row: of_gpt(row)[1] / 1e6,
     "kept": lambda row: of_gpt(row)[0] / 1e6,
     "memory": lambda row: of_gpt(row)[2] / 2**30,
+    "models": gb_of_model,
 }
 
 
