@@ -28,6 +28,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, combinations
 from typing import Any
 
@@ -67,8 +68,7 @@ Tables = Mapping[str, Mapping[str, CollectiveTable]]
 
 
 def device_partitions(mesh: Mesh) -> tuple[Axes, ...]:
-    """Return every set of axes that makes groups of more than one device: those for which a communicator must be prepared.
-    """
+    """Return every set of axes that makes groups of several devices: those for which a communicator must be prepared."""
     return tuple(chain.from_iterable(combinations(mesh.axes, n) for n in range(1, len(mesh.axes) + 1)))
 
 
@@ -118,13 +118,12 @@ class CollectiveTables:
             yield kind, axes, CollectiveTable(sizes, time_us, spread)
 
     def _beside_us(self, kind: str) -> float:
-        """Return the time to add to the measured time of a collective: the engine's call, and for an all-to-all the
-        path's time.
+        """Return the time beside the measured one of a collective: the engine's call, and for an all-to-all the path's time.
 
         An all-to-all of a path always comes with copies, which have cost entries of their own. So the all-to-all that is
-        timed is not run as a path, and the path's time is missing from it.
+        timed is not run as a path, and the path's time is missing from it. On a GPU the call is timed with its host copies.
         """
-        return self.call_us + (self.path_us if kind == "all_to_all" else 0.0)
+        return (0.0 if self.engine.is_gpu else self.call_us) + (self.path_us if kind == "all_to_all" else 0.0)
 
     def afresh(self, kind: str, axes: Axes, sizes: Sequence[int], budget_s: float = SIZES_S) -> dict[int, float]:
         """Measure one collective again as for a table, at each of some sizes, and return the microseconds by size."""
@@ -190,7 +189,6 @@ class _Measuring:
 
     def times(self, sizes: Sequence[int], budget_s: float) -> dict[int, np.ndarray]:
         """Return by size the seconds in each pass, on which all ranks agree."""
-        assert self.process.communicator is not None
         ranks = MeasuringRanks(self.process.communicator, self.mesh)
         order = _pass_order(sizes)
         seconds: list[tuple[float, float]] = []
@@ -227,17 +225,20 @@ class _Measuring:
         is_sum = self.kind in SUMS
         if self.process.emitted is not None:
             operators = [self.process.emitted(self.kind, self.axes, size) for size in order]
-            run = self.engine.among_emitted(operators, is_sum, compute)
-            return lambda: seconds.extend((float(each_s), 0.0) for each_s in run())
-        assert self.process.communicator is not None
-        communicator = _Clocked(self.process.communicator)
-        calls = [collective(self.kind, self.mesh, self.axes, self.process.rank, communicator, size) for size in order]
-        return self.engine.among([(count, _clocked(call, communicator, seconds)) for count, call in calls], is_sum, compute)
+        else:
+            assert self.process.communicator is not None
+            communicator = _Clocked(self.process.communicator)
+            calls = [collective(self.kind, self.mesh, self.axes, self.process.rank, communicator, size) for size in order]
+            if not self.engine.is_gpu:
+                clocked = [(count, _clocked(call, communicator, seconds)) for count, call in calls]
+                return self.engine.among(clocked, is_sum, compute)
+            operators = [(count, partial(self.engine.called, call)) for count, call in calls]  # with their host copies
+        run = self.engine.among_emitted(operators, is_sum, compute)
+        return lambda: seconds.extend((float(each_s), 0.0) for each_s in run())
 
 
 def _pass_order(sizes: Sequence[int]) -> list[int]:
-    """Return the sizes in the order of a pass: falling, then alternately from both ends, a large one before each small one.
-    """
+    """Return the sizes in the order of a pass: falling, then from both ends by turns, a large one before each small one."""
     falling = sorted(sizes, reverse=True)
     by_turns = [size for pair in zip(falling, reversed(falling), strict=True) for size in pair]
     return [*falling, *by_turns[: len(falling)]]

@@ -204,12 +204,7 @@ def _exposed_share(
 
 def _streams(engine: TensorFlowEngine) -> Action:
     stream = engine.stream()
-
-    def run() -> None:
-        for _ in range(STREAMS):
-            stream()
-
-    return run
+    return lambda: [stream() for _ in range(STREAMS)]
 
 
 def _copying() -> Action:

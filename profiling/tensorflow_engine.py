@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ class TensorFlowEngine:
     its work is done.
 
     Attributes:
+        is_gpu: whether it computes on a GPU.
         gemm_extent: the number of rows of the square matrices that are multiplied.
         threads: threads within an operator; 0 for as many as there are cores.
 
@@ -37,24 +37,24 @@ class TensorFlowEngine:
         if not tf.executing_eagerly():
             raise RuntimeError("measuring needs eager execution, but a graph is the default: measure before or outside")
         self._tf = tf
-        self._gpu = bool(tf.config.list_logical_devices("GPU"))
-        self._device = "/GPU:0" if self._gpu else "/CPU:0"
-        self.gemm_extent = 4096 if self._gpu else 512  # a GPU's rate shows only at sizes that fill it
+        self.is_gpu = bool(tf.config.list_logical_devices("GPU"))
+        self._device = "/GPU:0" if self.is_gpu else "/CPU:0"
+        self.gemm_extent = 4096 if self.is_gpu else 512  # a GPU's rate shows only at sizes that fill it
         self.tensorflow = tf.__version__
         self.threads = _threads_within_operators(tf)
         is_tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
-        setting = f"TF32 {'on' if is_tf32 else 'off'}" if self._gpu else f"{self.threads or 'all'} threads"
+        setting = f"TF32 {'on' if is_tf32 else 'off'}" if self.is_gpu else f"{self.threads or 'all'} threads"
         self.name = f"TensorFlow {tf.__version__}, {setting}"
 
     def device_name(self) -> str:
-        if not self._gpu:
+        if not self.is_gpu:
             return cpu_name()
         details = self._tf.config.experimental.get_device_details(self._tf.config.list_physical_devices("GPU")[0])
         return str(details.get("device_name", "GPU"))
 
     def device_memory_bytes(self) -> int | None:
         """Return the bytes of the device's own memory, None where it uses the machine's."""
-        if not self._gpu:
+        if not self.is_gpu:
             return None
         from tensorflow.python.client import device_lib  # the only API that returns a device's limit
 
@@ -63,7 +63,7 @@ class TensorFlowEngine:
     def _synced(self, action: Action) -> Action:
         def run() -> None:
             action()
-            if self._gpu:
+            if self.is_gpu:
                 self._tf.test.experimental.sync_devices()
 
         return run
@@ -134,29 +134,40 @@ class TensorFlowEngine:
             is_early: make all arrays before the first call, else each just before its own.
             compute: the compute before each call.
         """
-        tf = self._tf
-
-        def called(number: int, array: np.ndarray, _: np.ndarray) -> np.ndarray:
-            keep_thread_state()
-            return calls[number][1](array)
 
         def take(number: int, array: Any, zero: Any) -> tuple[Any, Any]:
-            result = tf.numpy_function(partial(called, number), [array, zero], tf.float32)
-            return result[0], tf.constant(0.0, tf.float64)
+            return self.called(calls[number][1], array, zero)[0], self._tf.constant(0.0, self._tf.float64)
 
         return self._among([count for count, _ in calls], is_early, compute, take)
+
+    def called(self, run: Callable[[np.ndarray], np.ndarray], *inputs: Any) -> Any:
+        """Return the result (float32) of a call from the graph into Python, which gets the first input."""
+
+        def called(array: np.ndarray, *_: np.ndarray) -> np.ndarray:
+            keep_thread_state()
+            return run(array)
+
+        return self._tf.numpy_function(called, inputs, self._tf.float32)
+
+    def _fence(self, *arrays: Any) -> list[Any]:
+        """Return what is there once arrays are: on a GPU copies to the host, since operators end at their launch."""
+        if not self.is_gpu:
+            return list(arrays)
+        numbers = [self._tf.reshape(array, [-1])[0] for array in arrays]
+        with self._tf.device("/CPU:0"):
+            return [self._tf.identity(number) for number in numbers]
 
     def among_emitted(self, calls: Sequence[Call], is_early: bool, compute: ComputeBetween) -> Callable[[], np.ndarray]:
         """Return a function like :meth:`among` whose calls are operators of its graph, and which returns their seconds."""
         tf = self._tf
 
         def take(number: int, array: Any, zero: Any) -> tuple[Any, Any]:
-            with tf.control_dependencies([array, zero]):
+            with tf.control_dependencies(self._fence(array, zero)):
                 start = tf.timestamp()
             with tf.control_dependencies([start]):
                 array = tf.identity(array)
             result = calls[number][1](array)
-            with tf.control_dependencies([result]):
+            with tf.control_dependencies(self._fence(result)):
                 return result[0], tf.timestamp() - start
 
         function = self._among([count for count, _ in calls], is_early, compute, take)
@@ -212,17 +223,11 @@ class TensorFlowEngine:
         with tf.device(self._device):
             start = tf.fill((self.gemm_extent,) * 2, 1 / self.gemm_extent)
 
-        def called(x: np.ndarray) -> np.ndarray:
-            keep_thread_state()
-            assert callable(call)
-            call()
-            return x
-
         def waited_for(first: Any) -> Any:
             if call is None:
                 return first
             if callable(call):
-                return tf.numpy_function(called, [first], tf.float32)
+                return self.called(lambda x: (call(), x)[1], first)
             count, emit = call
             return tf.reshape(emit(tf.fill([count], first)), [-1])[0]
 

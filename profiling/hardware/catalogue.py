@@ -8,6 +8,7 @@ other ones have none.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from dataclasses import replace
 from functools import cache
@@ -96,7 +97,13 @@ def resolve(name_or_path: str | Path) -> Hardware:
     path = Path(name_or_path)
     if path.suffix == ".json" or len(path.parts) > 1 or path.is_file():
         return Hardware.load(path, _read)
-    return named(str(name_or_path))
+    return _named_for_plans(str(name_or_path))
+
+
+def _named_for_plans(name: str) -> Hardware:
+    """Return the hardware of a name, whose GPUs communicate by NCCL if plans are for TensorFlow's collectives."""
+    hardware = named(name)
+    return replace(hardware, run_by="nccl") if os.environ.get("TENSOROPT_COLLECTIVES") == "tensorflow" else hardware
 
 
 def _read(value: object) -> Hardware:
@@ -105,7 +112,7 @@ def _read(value: object) -> Hardware:
         return Hardware.from_json(value)
     fields = checks.fields(value, "", ("format", "version", "like"), ("name", "price_per_hour", "watts"))
     check_format(fields)
-    original = named(checks.text(fields["like"], "like"))
+    original = _named_for_plans(checks.text(fields["like"], "like"))
     device = replace(original.device, watts=fields.get("watts", original.device.watts))
     name, price = fields.get("name", original.name), fields.get("price_per_hour")
     return replace(original, name=name, price_per_hour=price, device=device)

@@ -191,8 +191,7 @@ class Hardware:
         return shapes
 
     def parallelisms(self) -> tuple[int, ...]:
-        """Return the numbers of devices that a plan can use, ascending: p of one machine, or M machines with all of theirs.
-        """
+        """Return the numbers of devices a plan can use, ascending: p of one machine, or M machines with all of theirs."""
         return tuple(sorted(self._counts_by_parallelism()))
 
     def mesh(self, parallelism: int | None = None) -> Mesh:

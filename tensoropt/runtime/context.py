@@ -70,7 +70,7 @@ class Context:
         warning = "" if isinstance(given, Hardware) else warning_of(hardware, is_strict=False, is_run_here=True)
         if warning and self.processes.rank == 0:
             print(f"tensoropt: {warning}", file=sys.stderr, flush=True)
-        return replace(hardware, run_by="nccl" if is_by_nccl() else TENSORFLOW) if is_running() else hardware
+        return hardware
 
     def on_first_rank(self, compute: Callable[[], Any]) -> Any:
         """Compute on rank 0 and return the result, or raise the error, on all ranks.
@@ -130,19 +130,18 @@ def _difference(first: Sequence[str], other: Sequence[str], rank: int) -> str:
 
 
 def resolve_cluster(cluster: Hardware | str) -> Hardware:
-    """Return the hardware with a name or of a file.
+    """Return the hardware with a name or of a file; if ranks have started collectives, those run them on it.
 
     Raises:
         InputError: there is no such hardware, or its description is wrong.
     """
-    if isinstance(cluster, Hardware):
-        return cluster
-    if not isinstance(cluster, (str, os.PathLike)):
+    if not isinstance(cluster, (Hardware, str, os.PathLike)):
         raise InputError(f"hardware is a name such as 'v100-2x8', a file, or a Hardware, got {short(cluster)}")
     try:
-        return resolve(cluster)
+        hardware = cluster if isinstance(cluster, Hardware) else resolve(cluster)
     except HardwareError as error:
         raise InputError(str(error)) from error
+    return replace(hardware, run_by="nccl" if is_by_nccl() else TENSORFLOW) if is_running() else hardware
 
 
 @cache

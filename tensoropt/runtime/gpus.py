@@ -70,9 +70,7 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
         InputError: there is a driver that TensorFlow could use, but not the package that asks it.
     """
     names = environ.get(VISIBLE)
-    if names is not None and not names.strip():
-        return ()
-    if not is_driver_here():
+    if (names is not None and not names.strip()) or not is_driver_here():
         return ()
     try:
         import pynvml
@@ -163,24 +161,27 @@ def shares(seen: Sequence[Sequence[Gpu]], hosts: Sequence[str], is_shared: bool)
             )
         taken[host, gpu.uuid] = taken.get((host, gpu.uuid), 0) + 1
         chosen.append(gpu)
-    _check_modes(chosen, hosts, taken)
-    first = chosen[0]
-    for rank, gpu in enumerate(chosen):
-        if (gpu.name, gpu.memory_bytes) != (first.name, first.memory_bytes):
-            raise InputError(
-                f"ranks 0 and {rank} have different GPUs: {first} on {hosts[0]} and {gpu} on {hosts[rank]}; plans are for "
-                f"equal devices: choose equal ones with {VISIBLE}"
-            )
+    _check_usable(chosen, hosts, taken)
     return chosen
 
 
-def _check_modes(chosen: Sequence[Gpu], hosts: Sequence[str], taken: Mapping[tuple[str, str], int]) -> None:
-    """Check that the driver lets the ranks compute; raise InputError if a GPU is in a mode that prohibits it."""
+def _check_usable(chosen: Sequence[Gpu], hosts: Sequence[str], taken: Mapping[tuple[str, str], int]) -> None:
+    """Check that the driver lets the ranks compute, on equal GPUs.
+
+    Raises:
+        InputError: a GPU is in a mode that prohibits it, or differs from rank 0's.
+    """
+    first = chosen[0]
     for rank, (gpu, host) in enumerate(zip(chosen, hosts, strict=True)):
         if gpu.mode == 2 or (gpu.mode and taken[host, gpu.uuid] > 1):
             raise InputError(
                 f"rank {rank} can't use {gpu} on {host}, which is in {_NO_SHARING[gpu.mode]}; give each rank one of its "
                 "own, or set the default mode with nvidia-smi -c 0"
+            )
+        if (gpu.name, gpu.memory_bytes) != (first.name, first.memory_bytes):
+            raise InputError(
+                f"ranks 0 and {rank} have different GPUs: {first} on {hosts[0]} and {gpu} on {host}; plans are for "
+                f"equal devices: choose equal ones with {VISIBLE}"
             )
 
 

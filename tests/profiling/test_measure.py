@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,10 @@ from tensoropt.profiling.hardware import COMMUNICATING_KINDS, CollectiveTable, H
 from tensoropt.profiling.hardware_costs import CollectiveCosts, MeasuredCurve
 from tensoropt.profiling.measure import fitted_link, measure
 from tensoropt.profiling.measuring_ranks import MeasuringProcess
+from tensoropt.profiling.tensorflow_engine import TensorFlowEngine
 from tensoropt.reschedule.layout import axes_text
 from tensoropt.reschedule.mesh import Level, Mesh
+from tensoropt.runtime.collectives.single import SingleCommunicator
 
 
 class SlowOneCommunicator:
@@ -60,6 +63,8 @@ class SlowOneCommunicator:
 class PlainEngine:
     """An engine that makes the calls and computes nothing between them."""
 
+    is_gpu = False
+
     def among(self, calls, is_early, compute):
         return lambda: [call(np.ones(count, np.float32)) for count, call in calls]
 
@@ -70,9 +75,8 @@ def test_ranks_call_alike_though_their_clocks_differ():
     tables = [None, None]
 
     def run(rank):
-        tables[rank] = CollectiveTables(
-            PlainEngine(), mesh, MeasuringProcess(communicators[rank], rank), call_us=5.0
-        ).measured(0.3)
+        place = MeasuringProcess(communicators[rank], rank)
+        tables[rank] = CollectiveTables(PlainEngine(), mesh, place, call_us=5.0).measured(0.3)
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(2)]
     for thread in threads:
@@ -88,24 +92,31 @@ def test_ranks_call_alike_though_their_clocks_differ():
     assert {SIZES[0], SIZES[1]} <= sizes <= set(SIZES)
 
 
-class Alone:
-    """The communicator of a rank that agrees with itself."""
-
-    def all_reduce(self, axes, array, op="sum"):
-        return array
-
-
 class ToldEngine:
     """An engine whose calls take 1 ms between little compute, and 3 ms between much."""
+
+    is_gpu, called = False, TensorFlowEngine.called
 
     def among_emitted(self, calls, is_early, beside):
         return lambda: np.full(len(calls), 0.001 if beside == CLOSE else 0.003)
 
 
 def test_collectives_count_by_what_is_between_them():
-    place = MeasuringProcess(Alone(), emitted=lambda kind, axes, size: (size // 4, None))
-    found_us = CollectiveTables(ToldEngine(), Mesh.of(2), place).afresh("all_gather", (0,), [1024, 4096, 65536])
-    assert found_us == pytest.approx(dict.fromkeys([1024, 4096, 65536], 1000 + 2000 * APART_SHARE))
+    place = MeasuringProcess(SingleCommunicator(), emitted=lambda kind, axes, size: (size // 4, None))
+    on_gpu = ToldEngine()
+    on_gpu.is_gpu = True  # MPI's calls are timed as operators, so with the copies to the host and back, and the call itself
+    for engine, by, call_us in ((ToldEngine(), place, 0.0), (on_gpu, MeasuringProcess(SingleCommunicator()), 20.0)):
+        found_us = CollectiveTables(engine, Mesh.of(2), by, call_us).afresh("all_gather", (0,), [1024, 4096, 65536])
+        assert found_us == pytest.approx(dict.fromkeys([1024, 4096, 65536], 1000 + 2000 * APART_SHARE))
+
+
+def test_what_is_timed_on_a_gpu_is_between_fences():
+    """There control dependencies alone would read clocks when operators are launched; here both are the host."""
+    engine = TensorFlowEngine()
+    engine.is_gpu = True
+    calls = [(n, partial(engine.called, lambda array: (time.sleep(0.02), array)[1])) for n in (1, 1000)]
+    seconds = engine.among_emitted(calls, False, CLOSE)()
+    assert seconds.shape == (2,) and (seconds >= 0.02).all() and (seconds < 0.2).all()
 
 
 @pytest.mark.parametrize(

@@ -41,11 +41,6 @@ class LevelCosts:
         return zlib.crc32(f"{self.seed} {kind} {levels} {n_bytes}".encode()) % self.limit
 
 
-def weighted_of(mesh: Mesh, shape: tuple[int, ...], costs: StepCosts, partial: bool = True) -> Weighted:
-    steps = step_times(mesh, shape, costs)
-    return Weighted.of(layout_graph(len(mesh.sizes), len(shape), partial), steps)
-
-
 @pytest.mark.parametrize(
     ("mesh", "shape"), [(Mesh.of(2, 4), (9, 3)), (Mesh.of(4), (3, 1, 4)), (Mesh.of(2, 3), (7,))], ids=str
 )

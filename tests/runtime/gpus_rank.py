@@ -22,9 +22,10 @@ def main(host: str, n_gpus: str, name: str = "NVIDIA H100", mode: str = "0") -> 
     from tensoropt.runtime.ranks import current_processes
 
     processes = current_processes()
-    own = processes.gpus[processes.rank].visible_as, os.environ["CUDA_VISIBLE_DEVICES"], len(processes.gpus)
-    growth = os.environ["TF_FORCE_GPU_ALLOW_GROWTH"]
-    print(processes.rank, host, *own, growth, checked_collectives(None), is_running(), is_by_nccl())
+    own = os.environ["CUDA_VISIBLE_DEVICES"], len(processes.gpus)
+    assert processes.gpus[processes.rank].visible_as == own[0]
+    of_start = os.environ["TF_FORCE_GPU_ALLOW_GROWTH"], os.environ["CUDA_DEVICE_ORDER"]
+    print(processes.rank, host, *own, *of_start, checked_collectives(None), is_running(), is_by_nccl())
 
 
 main(*sys.argv[1 + MPI.COMM_WORLD.rank].split(":"))

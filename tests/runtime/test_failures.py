@@ -121,11 +121,6 @@ def test_one_rank_ends_while_the_others_wait_in_a_collective(tmp_path, kind, cod
         assert len(own_lines) == 1, result.stderr
 
 
-def test_a_rank_that_mpirun_sees_killed_ends_the_others():
-    result = run_ranks(3, WORKER, "kill", "1", timeout=LIMIT_S)
-    assert result.returncode == 137 and "signal 9 (Killed)" in result.stderr
-
-
 @pytest.mark.parametrize("env", [{}, BY_TENSORFLOW], ids=["mpi", "tensorflow"])
 @pytest.mark.parametrize(
     ("does", "said"),

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from ...common.errors import InputError, TensorOptError, describe
 from ...common.launched import launched_as
+from ...common.watchdog import timeout_s
 from ..gpus import computes_on_gpu, is_driver_here
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ ADDRESS = "TENSOROPT_ADDRESS"
 RANK_PROCESS = "TENSOROPT_RANK_PROCESS"
 ATTEMPTS = 5
 _WHAT = "the start of TensorFlow's collectives"
-_CONNECTS_S = 10.0
 _started: list[bool] = []
 """Whether NCCL is used, once the server has started."""
 
@@ -181,10 +181,8 @@ def own_address(processes: Processes, environ: Mapping[str, str] = os.environ) -
     Raises:
         InputError: there is none.
     """
-    if environ.get(ADDRESS):
-        return environ[ADDRESS]
-    if not processes.are_apart:
-        return "127.0.0.1"
+    if environ.get(ADDRESS) or not processes.are_apart:
+        return environ.get(ADDRESS) or "127.0.0.1"
     own = processes.hosts[processes.rank]
     other = next(host for host in processes.hosts if host != own)
     found = "no address"
@@ -204,14 +202,13 @@ def _check_reachable(processes: Processes, addresses: list[str]) -> None:
     Raises:
         InputError: one doesn't.
     """
-    own = processes.hosts[processes.rank]
-    unreached = ""
+    own, unreached = processes.hosts[processes.rank], ""
     for address, host in zip(addresses, processes.hosts, strict=True):
         name, _, port = address.rpartition(":")
         if host == own or unreached:
             continue
         try:
-            socket.create_connection((name, int(port)), _CONNECTS_S).close()
+            socket.create_connection((name, int(port)), min(10.0, timeout_s() / 2)).close()  # before others miss this rank
         except OSError as error:
             unreached = f"{own} doesn't reach {host} at port {port} ({address}): {error}"
     for found in filter(None, processes.gather(unreached, _WHAT)):

@@ -20,7 +20,7 @@ from ...common.memory_units import parse_memory
 from ...common.tensorflow_import import import_tensorflow
 from ...costs.objectives import MEMORY_TIME, PAIRS, TIME_COST, parse_objectives
 from ...ft import ALGORITHMS, BY_DEFAULT, Budget
-from ...profiling.hardware import Hardware, HardwareError, named, resolve
+from ...profiling.hardware import Hardware, HardwareError, resolve
 from ...runtime.ranks import display_here
 from ...search.baselines import BY_SIMULATION, MONTE_CARLO_SECONDS, OTHERS
 from ...search.problem.choices import CHOICES, checked_choices
@@ -375,14 +375,14 @@ def default_cluster(n_devices: int) -> Hardware:
     """
     machines, rest = divmod(n_devices, PER_MACHINE)
     if n_devices <= PER_MACHINE:
-        return named(f"{DEFAULT_DEVICE}-1x{n_devices}")
+        return resolve(f"{DEFAULT_DEVICE}-1x{n_devices}")
     if rest:
         lower = machines * PER_MACHINE
         raise InputError(
             f"--devices {n_devices} doesn't fill machines of {PER_MACHINE}; nearest are {lower} and {lower + PER_MACHINE}; "
             f"--cluster names other machines, such as {DEFAULT_DEVICE}-1x{n_devices}"
         )
-    return named(f"{DEFAULT_DEVICE}-{machines}x{PER_MACHINE}")
+    return resolve(f"{DEFAULT_DEVICE}-{machines}x{PER_MACHINE}")
 
 
 def _check_outputs(arguments: argparse.Namespace) -> None:

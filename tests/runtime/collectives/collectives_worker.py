@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import statistics
 import sys
 import time
@@ -18,6 +19,7 @@ from itertools import combinations
 
 import ml_dtypes
 import numpy as np
+import pytest
 from mpi4py import MPI
 from oracles.layouts import all_layouts, all_pairs
 from oracles.shards import scatter
@@ -179,12 +181,8 @@ def check_errors(mesh, communicator):
 
 
 def expect(message: str, call: Callable[[], object]) -> None:
-    try:
+    with pytest.raises((RuntimeError, ValueError), match=re.escape(message)):
         call()
-    except (RuntimeError, ValueError) as error:
-        assert message in str(error), error
-    else:
-        raise AssertionError(f"no error, expected: {message}")
 
 
 def check_results(mesh: Mesh, communicator: Communicator, shapes: Sequence[tuple[int, ...]] = SHAPES) -> None:

@@ -10,7 +10,7 @@ import sys
 import time
 from contextlib import nullcontext
 from functools import partial
-from itertools import combinations, product
+from itertools import product
 
 import ml_dtypes
 import numpy as np
@@ -21,6 +21,7 @@ from mpi4py import MPI
 from oracles.layouts import all_layouts, all_pairs
 from oracles.shards import scatter
 from oracles.steps import legal_steps
+from runtime.collectives.collectives_worker import BytesOnly, all_subsets
 
 from tensoropt.common.errors import TensorOptError
 from tensoropt.costs.collective_workspace import in_graph_bytes
@@ -35,18 +36,12 @@ from tensoropt.reschedule.rank_steps import rank_step
 from tensoropt.reschedule.simulate import simulate, simulate_all_reduce
 from tensoropt.reschedule.steps import COMMUNICATING
 from tensoropt.runtime.collectives import tensorflow_server
+from tensoropt.runtime.collectives.tensorflow import TensorFlowCollectives
 
 COMM = MPI.COMM_WORLD
 RANK = COMM.rank
 SUMMED = [np.float64, np.float32, np.float16, ml_dtypes.bfloat16, np.int64, np.int32, np.uint8, np.uint32, np.complex64]
 MOVED = [*SUMMED, np.bool_, np.int8, np.uint64, np.complex128]
-
-
-class BytesOnly:
-    """Costs that make paths prefer few bytes, so that they take several steps."""
-
-    def time_ns(self, kind, mesh, axes, n_bytes):
-        return n_bytes if kind == "local" else 100 + 10 * n_bytes
 
 
 def agree(text: str) -> None:
@@ -141,7 +136,7 @@ def check_halos(backend: GraphBackend) -> None:
     mesh, cases = backend.mesh, []
     for window in [Window(3, 1, 1, 1, 9, 9), Window(5, 1, 1, 2, 5, 5), Window(3, 2, 1, 0, 11, 5), Window(2, 2, 1, 0, 8, 4)]:
         shape = (2, window.extent, 3)
-        for axes in subsets(mesh):
+        for axes in all_subsets(mesh):
             if mesh.size_of(axes) > window.most_blocks:
                 continue
             layout = Layout(mesh, ((), axes, ()))
@@ -164,34 +159,24 @@ def extents_before(step: HaloStep, shape: Shape, rank: int) -> Shape:
     return tuple(end - start for start, end in bounds)
 
 
-def check_order_of_sums(backend: GraphBackend) -> None:
-    """Real numbers, whose sums hang on their order: it is the simulation's, so that replicas of other groups agree."""
+def check_real_numbers(backend: GraphBackend) -> None:
+    """Sums hang on their order: it is the simulation's, so that replicas of other groups agree. Maxima don't."""
     cases = []
-    for axes in subsets(backend.mesh):
+    for axes in all_subsets(backend.mesh):
         layout = Layout(backend.mesh, ((), ()), axes)
         for step in legal_steps(layout, (3, 7)):
             if step.communicates:
                 values = [np.random.default_rng(rank).normal(size=(3, 7)) for rank in range(backend.mesh.n_devices)]
                 cases.append((Path(layout, step.target, (step,), (3, 7)), values))
     assert {path.steps[0].kind for path, _ in cases} == {"all_reduce", "reduce_scatter"}
-    check_paths(backend, cases)
-
-
-def check_maxima(backend: GraphBackend) -> None:
-    cases = []
-    for axes in subsets(backend.mesh):
-        layout = Layout(backend.mesh, ((), ()), axes)
-        (step,) = [each for each in legal_steps(layout, (3, 5)) if each.kind == "all_reduce" and each.axes == axes]
-        shards = [np.random.default_rng(rank).normal(size=(3, 5)) for rank in range(backend.mesh.n_devices)]
-        cases.append((Path(layout, step.target, (step,), (3, 5)), shards))
-    check_paths(backend, cases, "max")
+    if backend.collectives.in_rank_order:
+        check_paths(backend, cases)
+    check_paths(backend, [case for case in cases if case[0].steps[0].kind == "all_reduce"], "max")
 
 
 def check_that_a_lost_chain_is_seen() -> None:
     """Two collectives that neither waits for the other, and the same in a chain, as TensorFlow runs them."""
     from tensoropt.runtime.collectives.chain_check import chain_checked
-    from tensoropt.runtime.collectives.tensorflow import TensorFlowCollectives
-
     mesh = Mesh.of(COMM.size)
     for is_chained in (True, False):
         collectives = TensorFlowCollectives(COMM, mesh, is_chained)
@@ -206,11 +191,9 @@ def check_that_a_lost_chain_is_seen() -> None:
 
 def check_what_nccl_is_given(backend: GraphBackend) -> None:
     """Each reduce-scatter as one operator, built and not run: CPUs have no kernel."""
-    from tensoropt.runtime.collectives.tensorflow import TensorFlowCollectives
-
     mesh, request = backend.mesh, CollectiveRequest("a/test", "")
     by_nccl = GraphBackend(mesh, RANK, TensorFlowCollectives(COMM, mesh, True, True, in_order=False))
-    for shape, axes in product([(4, 12), (5, 7)], subsets(mesh)):
+    for shape, axes in product([(4, 12), (5, 7)], all_subsets(mesh)):
         for step in [each for each in legal_steps(Layout(mesh, ((), ()), axes), shape) if each.kind == "reduce_scatter"]:
             with tf.Graph().as_default() as graph:
                 value = tf.compat.v1.placeholder(tf.bfloat16, shape)
@@ -228,7 +211,7 @@ def check_pauses(backend: GraphBackend, n_steps: int) -> None:
         time.sleep(drawn.choice([0, 0, 1e-3, 3e-3]))
         return value
 
-    groups, other, received = subsets(mesh) * 3, (RANK + COMM.size // 2) % COMM.size, []
+    groups, other, received = all_subsets(mesh) * 3, (RANK + COMM.size // 2) % COMM.size, []
 
     def message(number: int, sent: np.ndarray) -> list[np.ndarray]:
         if (other > RANK) == (number % 2 == 0):
@@ -254,10 +237,6 @@ def check_pauses(backend: GraphBackend, n_steps: int) -> None:
     assert all(received) and bool(received) == collectives._is_chained
 
 
-def subsets(mesh: Mesh) -> list[tuple[int, ...]]:
-    return [axes for n in range(1, len(mesh.sizes) + 1) for axes in combinations(mesh.axes, n)]
-
-
 def start_server() -> None:
     """Start TensorFlow's server, of which the last rank finds its first port taken."""
     with socket.socket() as taken:
@@ -277,8 +256,6 @@ def backends(mesh: Mesh, everything: bool) -> list[GraphBackend]:
         from tensoropt.runtime.collectives.horovod import HorovodCollectives
 
         return [GraphBackend(mesh, RANK, HorovodCollectives(COMM, mesh, agree))]
-    from tensoropt.runtime.collectives.tensorflow import TensorFlowCollectives
-
     orders = [(False, True), (True, True), (True, False)] if everything else [(COMM.size == 4, True)]
     return [GraphBackend(mesh, RANK, TensorFlowCollectives(COMM, mesh, a, in_order=b)) for a, b in orders]
 
@@ -303,11 +280,9 @@ def main() -> None:
         for shape in [(5, 7), (3, 4, 6)]:
             check_random_paths(backend, shape, 40 if everything else 10)
         check_halos(backend)
-        if backend.collectives.in_rank_order:
-            check_order_of_sums(backend)
-            if sys.argv[1] == "tensorflow" and COMM.size == 3:
-                check_memory(backend)
-        check_maxima(backend)
+        check_real_numbers(backend)
+        if backend.collectives.in_rank_order and sys.argv[1] == "tensorflow" and COMM.size == 3:
+            check_memory(backend)
         if everything and backend.mesh.sizes == (2, 2) and backend.collectives.in_rank_order:
             check_pauses(backend, 1000)
     if RANK == 0:

@@ -1,4 +1,4 @@
-"""Memory for collectives: aligned for TensorFlow, and kept by the C library unless the user decides otherwise."""
+"""Memory for collectives: NCCL's, and what the C library keeps unless the user decides otherwise."""
 
 from __future__ import annotations
 
@@ -6,21 +6,12 @@ import ctypes
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from tensoropt.costs.collective_workspace import CONNECTION_BYTES, nccl_bytes
-from tensoropt.profiling.hardware import named
+from tensoropt.profiling.hardware import named, resolve
 from tensoropt.runtime import context
-from tensoropt.runtime.collectives.receive_buffers import ALIGNMENT, aligned_empty, keep_freed_memory
-
-
-@pytest.mark.parametrize("shape", [(), (3,), (5, 7)])
-@pytest.mark.parametrize("dtype", [np.bool_, np.float16, np.float64])
-def test_buffers_start_on_the_boundary(shape: tuple[int, ...], dtype: type) -> None:
-    buffer = aligned_empty(shape, dtype)
-    assert buffer.ctypes.data % ALIGNMENT == 0
-    assert (buffer.shape, buffer.dtype) == (shape, np.dtype(dtype)) and buffer.flags.c_contiguous
+from tensoropt.runtime.collectives.receive_buffers import keep_freed_memory
 
 
 def test_freed_memory_is_kept_unless_the_user_decides(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,3 +44,5 @@ def test_a_catalogued_cluster_is_charged_what_runs_collectives_here(monkeypatch:
         monkeypatch.setattr(context, "is_running", lambda: is_running)  # noqa: B023
         monkeypatch.setattr(context, "is_by_nccl", lambda: is_by_nccl)  # noqa: B023
         assert context.Context("h100-1x8", 0).hardware == replace(named("h100-1x8"), run_by=expected)
+    monkeypatch.setenv("TENSOROPT_COLLECTIVES", "tensorflow")  # as for a search without ranks
+    assert resolve("h100-1x8") == replace(named("h100-1x8"), run_by="nccl")

@@ -29,7 +29,7 @@ def test_ranks_agree_with_the_simulation(n_ranks: int, everything: bool) -> None
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 5), (4096,)])
-@pytest.mark.parametrize("dtype", [np.float32, np.bool_, np.complex128])
+@pytest.mark.parametrize("dtype", [np.float32, np.bool_, np.float16, np.complex128])
 def test_aligned_buffers(shape: tuple[int, ...], dtype: type) -> None:
     array = aligned_empty(shape, dtype)
     assert array.shape == shape and array.dtype == dtype and array.flags.c_contiguous and array.flags.writeable
@@ -38,11 +38,8 @@ def test_aligned_buffers(shape: tuple[int, ...], dtype: type) -> None:
 
 def test_scratch_is_used_again_and_grows() -> None:
     scratch = OwnMemory()
-    small, again, other = (
-        scratch.scratch("a", 10, np.int32),
-        scratch.scratch("a", 5, np.int64),
-        scratch.scratch("b", 10, np.int32),
-    )
+    asked = ("a", 10, np.int32), ("a", 5, np.int64), ("b", 10, np.int32)
+    small, again, other = (scratch.scratch(*each) for each in asked)
     assert np.shares_memory(small, again) and not np.shares_memory(small, other)
     assert scratch.scratch("a", 1000, np.float64).shape == (1000,)
 
