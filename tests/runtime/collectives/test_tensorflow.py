@@ -33,7 +33,7 @@ CHAINED = {**BY_TENSORFLOW, "TENSOROPT_CHAIN": "1", "TENSOROPT_CHECK": "1"}
 def test_every_step_is_the_simulation_s(n_ranks: int, everything: bool) -> None:
     """Uneven blocks, every dtype, halos, maxima; the server starts at a second attempt. 4 ranks are chained."""
     worker = HERE / "operators_worker.py"
-    result = run_ranks(n_ranks, "-m", "mpi4py", worker, "tensorflow", *["all"] * everything, timeout=400)
+    result = run_ranks(n_ranks, "-m", "mpi4py", worker, "tensorflow", *["all"] * everything, timeout=1500)
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"every step on {n_ranks} ranks" in result.stdout
 
