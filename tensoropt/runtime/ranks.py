@@ -86,7 +86,7 @@ class Call(NamedTuple):
         return f"{self.name} at {self.line}" if self.line else self.name
 
 
-def _current_call(what: str) -> Call:
+def current_call(what: str) -> Call:
     """Return the call of TensorOpt's that this thread is in."""
     name, _, line = code_location(sys._getframe(1)).call.partition(" at ")
     return Call(what, name, line)
@@ -203,13 +203,16 @@ class Processes:
         if self.alone:
             return value
         with self.waiting_in(what):
-            call, result = broadcast_object(self.comm, (_current_call(what), value) if self.rank == 0 else None)
+            call, result = broadcast_object(self.comm, (current_call(what), value) if self.rank == 0 else None)
         self.last_calls[0] = str(call)
-        self._check_calls([call, _current_call(what)], [0, self.rank])
+        self._check_calls([call, current_call(what)], [0, self.rank])
         return cast(Value, result)
 
-    def gather(self, value: Value, what: str = "gather") -> list[Value]:
+    def gather(self, value: Value, what: str = "gather", call: Call | None = None) -> list[Value]:
         """Return every rank's value (picklable) in rank order, on every rank.
+
+        Args:
+            call: what :func:`current_call` has returned for ``what`` in this call before, which may take longer than this.
 
         Raises:
             InputError: the ranks are in different calls.
@@ -217,14 +220,14 @@ class Processes:
         if self.alone:
             return [value]
         with self.waiting_in(what):
-            gathered = gather_objects(self.comm, (_current_call(what), value))
+            gathered = gather_objects(self.comm, (call or current_call(what), value))
         self.last_calls.update((rank, str(call)) for rank, (call, _) in enumerate(gathered))
         self._check_calls([call for call, _ in gathered], range(self.size))
         return [value for _, value in gathered]
 
-    def first_that_differs(self, value: Value, what: str = "gather") -> int | None:
+    def first_that_differs(self, value: Value, what: str = "gather", call: Call | None = None) -> int | None:
         """Return the first rank whose value (picklable) differs from rank 0's, or None; the same on every rank."""
-        values = self.gather(value, what)
+        values = self.gather(value, what, call)
         return next((rank for rank, rank_value in enumerate(values) if rank_value != values[0]), None)
 
     def collect(self, value: Value, rank: int) -> list[Value] | None:

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from ...common.errors import InputError
 from ...common.source_lines import running_line
+from ...runtime.ranks import current_call
 from ...runtime.same_data import PERIOD, SameData, fingerprint, is_compared
 from ..batch import SAME_BATCHES, Batch
 from ..capture.signature import PARTS, Signature, Structure, check_dense, is_none
@@ -198,9 +199,10 @@ class BatchShares:
             return
         if first is not None:
             yield first
+        call = current_call("gather")
         for number, (digest, batch) in enumerate(batches, 1):
             is_asked = is_compared(number, self._n_compared) or self.parts.is_open
-            other = self._ranks.processes.first_that_differs(digest) if is_asked else None
+            other = self._ranks.processes.first_that_differs(digest, call=call) if is_asked else None
             if other is not None:
                 before = "" if self.opened == 1 else f", as some of the {PERIOD - 1} before it may have been"
                 raise InputError(
