@@ -18,7 +18,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import nnls
 
 from .hardware import OperatorRate, Rates
 from .hardware.frozen import freeze
@@ -71,6 +70,8 @@ def fitted(samples: Sequence[Sample]) -> OperatorRate:
     """
     if not samples or min(sample.time_us for sample in samples) <= 0:
         raise ValueError("a model is fitted to at least one sample, and to times above 0")
+    from scipy.optimize import nnls  # takes half a second to import
+
     times = np.array([sample.time_us for sample in samples])
     features = np.array([(1.0, sample.flops, sample.n_bytes) for sample in samples])
     rows = features / times[:, None]

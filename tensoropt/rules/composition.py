@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from scipy.cluster.hierarchy import DisjointSet
+from networkx.utils import UnionFind  # type: ignore[import-untyped,unused-ignore]
 
 from ..ir.body import BODY, FORM, LOOP, Body, GradientForm, LoopForm
 from ..ir.graph import Operator, Tensor
@@ -102,27 +102,21 @@ class Composition:
         return tuple(zip(before, self.body.outputs[len(form.writes) :], strict=True))
 
     @cached_property
-    def _classes(self) -> DisjointSet:
-        classes: DisjointSet = DisjointSet()
-
-        def join(first: Node, second: Node) -> None:
-            classes.add(first)
-            classes.add(second)
-            classes.merge(first, second)
-
+    def _classes(self) -> UnionFind:
+        classes = UnionFind()
         for op in self.body.operators:
             rule = self.rules[op.name]
             operands = [(tensor, rule.operands[i]) for i, tensor in op.operands]
             for tensor, dims in [*operands, *zip(op.outputs, rule.results, strict=True)]:
                 for d, names in enumerate(dims or ()):
                     if names:
-                        join(("factor", op.name, names[0]), ("tensor", tensor.name, d))
+                        classes.union(("factor", op.name, names[0]), ("tensor", tensor.name, d))
         for border in self.borders:
             for d in range(len(border.inner.shape)):
-                join(("tensor", border.inner.name, d), (border.side, border.position, d + border.offset))
+                classes.union(("tensor", border.inner.name, d), (border.side, border.position, d + border.offset))
         for before, after in self.carried:
             for d in range(len(before.shape)):
-                join(("tensor", before.name, d), ("tensor", after.name, d))
+                classes.union(("tensor", before.name, d), ("tensor", after.name, d))
         return classes
 
     @cached_property
@@ -214,8 +208,7 @@ class Composition:
 
     def find(self, node: Node) -> Node:
         """Return the class of a dimension or factor, as the node that identifies it."""
-        self._classes.add(node)  # one that belongs to nothing else is a class of its own
-        root: Node = self._classes[node]
+        root: Node = self._classes[node]  # one that belongs to nothing else is a class of its own
         return root
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import networkx as nx  # type: ignore[import-untyped,unused-ignore]
 import tensorflow as tf
-from scipy.cluster.hierarchy import DisjointSet
 
 from ...common.errors import InputError
 from ...ir.body import BODY, VALUE_SHAPED, Definition
@@ -88,18 +87,16 @@ def grouped(
 
 def _members(ops: Sequence[tf.Operation]) -> list[set[str]]:
     """Return the names of each group's operators."""
-    groups: DisjointSet = DisjointSet()
+    groups = nx.utils.UnionFind()
     opened: set[str] = set()
     for op in ops:
         joined = [tensor.op.name for tensor in op.inputs if tensor.name in opened]
         begins = op.type not in _NEVER_FIRST and treatment_of(op.type) in (None, Treatment.READ)
         opens = begins and any(map(_is_open, op.outputs)) and not any(map(_is_open, op.inputs))
         if joined or opens or op.type in CONDITIONALS:
-            groups.add(op.name)
-            for name in joined:
-                groups.merge(op.name, name)
+            groups.union(op.name, *joined)
             opened.update(tensor.name for tensor in op.outputs if _is_open(tensor) or tensor.dtype == tf.variant)
-    return _closed(ops, groups.subsets())
+    return _closed(ops, list(groups.to_sets()))
 
 
 def _closed(ops: Sequence[tf.Operation], groups: list[set[str]]) -> list[set[str]]:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain, combinations
 
-from scipy.cluster.hierarchy import DisjointSet
+from networkx.utils import UnionFind  # type: ignore[import-untyped,unused-ignore]
 
 from ...profiling.hardware import Topology
 from ...reschedule.layout import Axes
@@ -138,7 +138,7 @@ def _flow(topology: Topology, mesh: Mesh, axes: Axes, pattern: str) -> Flow:
     groups = list(dict.fromkeys(mesh.group(axes, rank) for rank in range(mesh.n_devices)))
     loads: list[Counter[int]] = []
     latencies: list[float] = []
-    joined: DisjointSet = DisjointSet(range(len(groups)))
+    joined = UnionFind(range(len(groups)))
     first_user: dict[int, int] = {}
     latency_us = [link.latency_us for link in topology.directed]
     for number, group in enumerate(groups):
@@ -146,9 +146,9 @@ def _flow(topology: Topology, mesh: Mesh, axes: Axes, pattern: str) -> Flow:
         loads.append(Counter(chain.from_iterable(routes)))
         latencies.append(max((sum(latency_us[link] for link in route) for route in routes), default=0.0))
         for link in loads[-1]:
-            joined.merge(number, first_user.setdefault(link, number))
+            joined.union(number, first_user.setdefault(link, number))
     components, of_device = [], [0] * mesh.n_devices
-    for number, subset in enumerate(sorted(map(sorted, joined.subsets()))):
+    for number, subset in enumerate(sorted(map(sorted, joined.to_sets()))):
         total = Counter[int]()
         for index in subset:
             total.update(loads[index])

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from scipy.cluster.hierarchy import DisjointSet
+from networkx.utils import UnionFind  # type: ignore[import-untyped,unused-ignore]
 
 from ...ir.graph import PLACEHOLDER, Operator
 from ...reschedule.layout import Axes
@@ -39,7 +39,7 @@ def logical_dimensions(operators: Iterable[Operator], rules: Mapping[str, Rule])
     """Return all logical dimensions, in order of first appearance."""
     operators = tuple(operators)
     members = [(op.name, factor) for op in operators for factor in rules[op.name].extents]
-    dimensions: DisjointSet = DisjointSet(members)
+    dimensions = UnionFind(members)
     results = {tensor.name: (op.name, rules[op.name].results[i]) for op in operators for i, tensor in enumerate(op.outputs)}
     for op in operators:
         for position, tensor in op.operands:
@@ -49,7 +49,7 @@ def logical_dimensions(operators: Iterable[Operator], rules: Mapping[str, Rule])
             producer, result_dims = results[tensor.name]
             for operand_names, result_names in zip(dims, result_dims, strict=True):
                 if operand_names and result_names:
-                    dimensions.merge((op.name, operand_names[0]), (producer, result_names[0]))
+                    dimensions.union((op.name, operand_names[0]), (producer, result_names[0]))
     classes: dict[Member, list[Member]] = {}
     for name, factor in members:
         if factor in rules[name].splittable:
