@@ -28,10 +28,10 @@ def is_dilated(op: Operator) -> bool:
 def convolved(op: Operator, image: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
     """Emit the convolution. The backward pass makes the batches from the image again, so that no copy of it is saved."""
 
-    def gradient(tensors: Sequence[tf.Tensor], of_results: Gradients) -> Gradients:
+    def gradient(tensors: Sequence[tf.Tensor], result_gradients: Gradients) -> Gradients:
         """Emit the gradients of image and kernel, from batches that are made again."""
         _, image, kernel = tensors
-        return [None, *tf.gradients(_over_batches(op, image, kernel), [image, kernel], of_results[0])]
+        return [None, *tf.gradients(_over_batches(op, image, kernel), [image, kernel], result_gradients[0])]
 
     return with_own_gradient([_over_batches(op, image, kernel), image, kernel], gradient, op.name)[0]
 
@@ -42,8 +42,8 @@ def _over_batches(op: Operator, image: tf.Tensor, kernel: tf.Tensor) -> tf.Tenso
     before, after = (tf.constant(rows, tf.int32) for rows in zip(*_paddings(op, rates), strict=True))
     filler = tf.math.floormod(-(tf.shape(image)[1:-1] + before + after), rates)
     batches = tf.space_to_batch(image, rates, tf.stack([before, after + filler], axis=1))
-    plain: dict[str, Any] = {"strides": op.attrs["strides"], "padding": "VALID", "data_format": op.attrs["data_format"]}
-    result = getattr(tf.raw_ops, op.type)(input=batches, filter=kernel, **plain)
+    options: dict[str, Any] = {"strides": op.attrs["strides"], "padding": "VALID", "data_format": op.attrs["data_format"]}
+    result = getattr(tf.raw_ops, op.type)(input=batches, filter=kernel, **options)
     return tf.batch_to_space(result, rates, tf.stack([tf.zeros_like(filler), filler], axis=1))
 
 

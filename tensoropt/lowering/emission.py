@@ -104,8 +104,8 @@ class TaskEmission:
 
     def at(self, site: Site, micro_batch: int = -1) -> Values:
         """Return the local values at a site, in a micro-batch or, if it is made once a step, in all."""
-        own = Value(site, micro_batch=micro_batch)
-        return self.value(own if self.has(own) else Value(site))
+        value = Value(site, micro_batch=micro_batch)
+        return self.value(value if self.has(value) else Value(site))
 
     def local(self, tensor: Tensor) -> Values:
         """Return a tensor's local values in its produced layout."""
@@ -189,15 +189,15 @@ class TaskEmission:
 
         An operand that is the same tensor as another one has a gradient of its own.
         """
-        own: list[Values] = []
+        copies: list[Values] = []
         for (position, _), values in zip(op.operands, operands if self.is_training else (), strict=self.is_training):
             if micro_batch is not None and not micro_batch.takes(op.name, position):
-                own.append([tf.zeros_like(value) for value in values])
-            elif any(values[0] is earlier[0] for earlier in own):
-                own.append([tf.identity(value) for value in values])
+                copies.append([tf.zeros_like(value) for value in values])
+            elif any(values[0] is copy[0] for copy in copies):
+                copies.append([tf.identity(value) for value in values])
             else:
-                own.append(values)
-        return own if self.is_training else operands
+                copies.append(values)
+        return copies if self.is_training else operands
 
     def _operator(self, task: Task) -> Emitted:
         """Emit an operator, the first time or once more; return what was emitted."""
@@ -207,7 +207,7 @@ class TaskEmission:
         rule, config = self.view.rules[op.name], self.view.strategy.configs[op.name]
         # Whether the reshardings inside of the operator carry gradients follows from which operands get one.
         differentiated = differentiated_operands(op, self.view.gradients) if self.is_training else frozenset()
-        inner = inner_reshardings(op, rule, config, differentiated)
+        reshardings = inner_reshardings(op, rule, config, differentiated)
         graph = tf.compat.v1.get_default_graph()
         emitted = Emitted({position: values for (position, _), values in zip(op.operands, operands, strict=True)})
         start = graph.version
@@ -216,8 +216,8 @@ class TaskEmission:
             """Emit the k-th resharding inside of the operator."""
             nonlocal start
             emitted.parts.append(Created(start, graph.version))
-            results = self.resharder.reshard(inner[k], self.path_finder.paths(inner[k]), values, op.name)
-            path = self.path_finder.paths(inner[k]).backward
+            results = self.resharder.reshard(reshardings[k], self.path_finder.paths(reshardings[k]), values, op.name)
+            path = self.path_finder.paths(reshardings[k]).backward
             is_overlappable = op.result.name in self.view.graph.made_of_variables
 
             def back(gradients: Values) -> Values:
@@ -270,16 +270,16 @@ class TaskEmission:
 
         The backward paths of the reshardings do the rest, no scaling is needed anywhere.
         """
-        own, loss = self.value(task.reads[0]), self.flow.resharded_tensor(task.site)
-        losses = self._scaled(task.site.name, own)
+        losses_before, loss = self.value(task.reads[0]), self.flow.resharded_tensor(task.site)
+        losses = self._scaled(task.site.name, losses_before)
         ones = [tf.ones_like(value) for value in losses]
         self.values[task.writes[0]] = ones
-        if any(new is not old for new, old in zip(losses, own, strict=True)):
+        if any(new is not old for new, old in zip(losses, losses_before, strict=True)):
             graph = tf.compat.v1.get_default_graph()
-            scaled = Emitted({0: own}, [losses], [Created(0, graph.version)])
+            scaled = Emitted({0: losses_before}, [losses], [Created(0, graph.version)])
             (self.values[task.writes[0]],) = Pullback(scaled, graph.get_operations(), {}).run([(0, ones)], [0])
-        produced = self.value(Value(Site(RESULT, loss.name), micro_batch=task.micro_batch))
-        self._gates[task.micro_batch] = [value.op for value in produced]
+        results = self.value(Value(Site(RESULT, loss.name), micro_batch=task.micro_batch))
+        self._gates[task.micro_batch] = [value.op for value in results]
 
     def _scaled(self, gradients: str, losses: Values) -> Values:
         """Return the losses that are differentiated, given the gradients' name."""
@@ -304,15 +304,15 @@ class TaskEmission:
         start = tf.compat.v1.get_default_graph().version
         with tf.control_dependencies(waits_for), tf.name_scope(pull_back.REMATERIALIZED):
             emitted = self._operator(task)
-        of_operator = [part for part in emitted.parts if isinstance(part, Created)]
-        self.record.rematerialized += [Created(start, of_operator[0].start), *of_operator]
+        spans = [part for part in emitted.parts if isinstance(part, Created)]
+        self.record.rematerialized += [Created(start, spans[0].start), *spans]
         self._again[task.site.name, task.micro_batch] = emitted
         self.values.update(zip(task.writes, emitted.results, strict=True))
 
     def _compute_gradients(self, task: Task) -> None:
         """Emit the gradient of an operator: that of the rematerialized operator, if there is one."""
         key = task.site.name, task.micro_batch
-        again: dict[Key, tf.Tensor] = {}
+        replacements: dict[Key, tf.Tensor] = {}
         emitted = self._again.get(key)
         if emitted is None:
             emitted = self._emitted[key]
@@ -320,9 +320,9 @@ class TaskEmission:
                 if value.version == AGAIN:
                     read = self.value(value)
                     first = self._first(value.site, emitted)
-                    again.update((key_of(old), new) for old, new in zip(first, read, strict=True))
+                    replacements.update((key_of(old), new) for old, new in zip(first, read, strict=True))
         result_gradients = [(index, values) for index, value in task.gradients if (values := self.values[value]) is not None]
-        pullback = Pullback(emitted, self._all_operators(emitted), again)
+        pullback = Pullback(emitted, self._all_operators(emitted), replacements)
         start = tf.compat.v1.get_default_graph().version
         operand_gradients = pullback.run(result_gradients, [value.site.position for value in task.writes])
         created = Created(start, tf.compat.v1.get_default_graph().version)

@@ -41,7 +41,7 @@ def analyse(graph: Graph) -> Backward:
             those that get one in the recorded graph according to TensorFlow.
     """
     passes = graph.backward_passes
-    backward = _union(graph, (_of_pass(graph, of_loss, _followed(graph, *_ends(graph, of_loss))) for of_loss in passes))
+    backward = _union(graph, (_of_pass(graph, one_pass, _followed(graph, *_ends(graph, one_pass))) for one_pass in passes))
     if graph.differentiated is not None:
         _check_differentiated(graph, backward, graph.differentiated)
     return backward
@@ -50,11 +50,11 @@ def analyse(graph: Graph) -> Backward:
 def _check_differentiated(graph: Graph, backward: Backward, expected: Differentiated) -> None:
     """Raise InputError if gradients take other ways here than in TensorFlow: the model would train to other numbers."""
     # The gradient of a variable that is updated by rows ends at the rows that its lookups find.
-    by_rows = {graph.operators[name].result.name for name in graph.lookups}
-    differing = (backward.reached(graph) ^ expected.tensors) - by_rows
+    row_tensors = {graph.operators[name].result.name for name in graph.lookups}
+    differing = (backward.reached(graph) ^ expected.tensors) - row_tensors
     for op in reversed(list(graph.operators.values())):
         indices = {index for index, _ in op.operands if (op.name, index) in backward.gradients}
-        true_indices = expected.operands.get(op.name, indices) - {index for index, t in op.operands if t.name in by_rows}
+        true_indices = expected.operands.get(op.name, indices) - {index for index, t in op.operands if t.name in row_tensors}
         if indices != true_indices or any(tensor.name in differing for tensor in op.outputs):
             raise InputError(
                 describe(
@@ -244,15 +244,15 @@ def _followed(
     residual_operands: set[tuple[str, int]] = set()
     residual_results: set[str] = set()
     for op in reversed(operators):
-        arriving = frozenset(i for i, tensor in enumerate(op.outputs) if tensor.name in coming)
-        if op.type in SOURCES or not arriving:
+        indices = frozenset(i for i, tensor in enumerate(op.outputs) if tensor.name in coming)
+        if op.type in SOURCES or not indices:
             continue
         positions = [position for position, _ in op.operands]
         tensors = [tensor for _, tensor in op.operands]
-        answer = asking.answer(op, arriving, frozenset(i for i, tensor in enumerate(tensors) if tensor.name in reached))
+        answer = asking.answer(op, indices, frozenset(i for i, tensor in enumerate(tensors) if tensor.name in reached))
         gradients.update((op.name, positions[index]) for index in answer.gives)
         coming.update(tensors[index].name for index in answer.gives)
-        read = asking.answer(op, arriving, frozenset(i for i, tensor in enumerate(tensors) if tensor.name in alive))
+        read = asking.answer(op, indices, frozenset(i for i, tensor in enumerate(tensors) if tensor.name in alive))
         residual_operands.update((op.name, positions[index]) for index in read.reads)
         residual_results.update(op.outputs[i].name for i in read.reads_results)
     if not coming & starts:

@@ -102,17 +102,17 @@ def _broadcast_dims(x: tf.TensorShape, y: tf.TensorShape) -> tuple[list[int], li
         return None
     rank = max(x.rank, y.rank)
     extents = [[1] * (rank - shape.rank) + shape.as_list() for shape in (x, y)]
-    of_x, of_y = set(range(rank - x.rank)), set(range(rank - y.rank))
+    x_dims, y_dims = set(range(rank - x.rank)), set(range(rank - y.rank))
     for dim, (a, b) in enumerate(zip(*extents, strict=True)):
         if a == 1 and b != 1:
-            of_x.add(dim)
+            x_dims.add(dim)
         elif b == 1 and a != 1:
-            of_y.add(dim)
+            y_dims.add(dim)
         elif (a is None) != (b is None):
             return None
         # Both extents may be unknown because they differ between ranks: then they are of one dimension, which both operands
         # have split alike.
-    return sorted(of_x), sorted(of_y)
+    return sorted(x_dims), sorted(y_dims)
 
 
 def _summed(gradient: tf.Tensor, operand: tf.Tensor, dims: list[int]) -> tf.Tensor:
@@ -175,14 +175,14 @@ def _of_convolution(op: tf.Operation, gradient: Any) -> Gradients:
     if is_safe or not is_plain:
         return _by_tensorflow(op, gradient)
     convolution = op.type.removesuffix(TRANSPOSED)
-    of_image, of_filter = (getattr(tf.raw_ops, convolution + suffix) for suffix in (TRANSPOSED, "BackpropFilter"))
-    pixels, once = image[:, ::down, ::right], {"strides": [1, 1, 1, 1], "padding": "VALID"}
-    of_kernel = of_filter(input=pixels, filter_sizes=tf.shape(kernel), out_backprop=results, **once)
+    image_op, filter_op = (getattr(tf.raw_ops, convolution + suffix) for suffix in (TRANSPOSED, "BackpropFilter"))
+    pixels, options = image[:, ::down, ::right], {"strides": [1, 1, 1, 1], "padding": "VALID"}
+    kernel_grad = filter_op(input=pixels, filter_sizes=tf.shape(kernel), out_backprop=results, **options)
     if is_transposed:
-        return [None, of_kernel, getattr(tf.raw_ops, convolution)(input=pixels, filter=kernel, **once)]
+        return [None, kernel_grad, getattr(tf.raw_ops, convolution)(input=pixels, filter=kernel, **options)]
     strides, padding = op.get_attr("strides"), op.get_attr("padding")
     arguments = {"input_sizes": tf.shape(image), "filter": kernel, "out_backprop": gradient}
-    return [of_image(**arguments, strides=strides, padding=padding), of_kernel]
+    return [image_op(**arguments, strides=strides, padding=padding), kernel_grad]
 
 
 def _register() -> frozenset[str]:

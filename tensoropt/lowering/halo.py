@@ -38,8 +38,8 @@ def averages(rule: Rule, layout: Layout, rank: int, value: tf.Tensor) -> tf.Tens
     factors = np.ones((), np.float64)
     for dim, names in enumerate(rule.results[0]):
         window = rule.halos.get(names[0]) if names else None
-        of_dim = np.ones(1) if window is None else window.size / np.array(window.real_counts())
-        factors = factors * of_dim.reshape([-1 if i == dim else 1 for i in range(len(rule.results[0]))])
+        dim_factors = np.ones(1) if window is None else window.size / np.array(window.real_counts())
+        factors = factors * dim_factors.reshape([-1 if i == dim else 1 for i in range(len(rule.results[0]))])
     if (factors == 1).all():
         return value
     # Each rank takes its shard of the factors. A dimension along which they are the same has extent 1 and isn't split.

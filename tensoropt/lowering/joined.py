@@ -23,13 +23,13 @@ def joined(
     micro_batching = micro_batches[0].micro_batching
     dimension, tensor = micro_batching.forms[task.site.name], micro_batching.full_batch.tensors[task.site.name]
     if dimension == SUM:
-        return [reduce(tf.add, of_rank) for of_rank in zip(*parts, strict=True)]
-    whole = [tf.concat(of_rank, dimension) for of_rank in zip(*parts, strict=True)]
+        return [reduce(tf.add, rank_parts) for rank_parts in zip(*parts, strict=True)]
+    tensors = [tf.concat(rank_parts, dimension) for rank_parts in zip(*parts, strict=True)]
     if task.reads[0].site.kind == LOCAL:  # a rank's parts make up its shard
-        return whole
+        return tensors
     order = np.argsort(np.concatenate([micro_batch.indices(tensor.shape[dimension]) for micro_batch in micro_batches]))
-    whole = [tf.gather(value, order, axis=dimension) for value in whole]
+    tensors = [tf.gather(value, order, axis=dimension) for value in tensors]
     if task.site.kind != LOCAL:
-        return whole
+        return tensors
     layout = view.layout(view.graph.tensors[task.site.name]).with_partial(())
-    return [local_block(value, layout, tensor.shape, rank) for rank, value in zip(ranks, whole, strict=True)]
+    return [local_block(value, layout, tensor.shape, rank) for rank, value in zip(ranks, tensors, strict=True)]

@@ -95,8 +95,8 @@ def lowering(*types: str, always: bool = False) -> Callable[[Lowering], Lowering
     def register(function: Lowering) -> Lowering:
         for name in types:
             if name in _SPECIAL:
-                before = _SPECIAL[name].function.__module__
-                raise ValueError(f"operator type {name} has a special lowering already: {before}")
+                module = _SPECIAL[name].function.__module__
+                raise ValueError(f"operator type {name} has a special lowering already: {module}")
             _SPECIAL[name] = Special(function, always)
         return function
 
@@ -222,6 +222,6 @@ def _as_depthwise(op: Operator, arguments: Mapping[str, object], attributes: Map
     """
     (_, image), (_, kernel) = op.operands
     rows, columns, _, n_results = kernel.shape
-    by_channel = tf.reshape(arguments["filter"], [rows, columns, -1, n_results // image.shape[-1]])
+    kernels = tf.reshape(arguments["filter"], [rows, columns, -1, n_results // image.shape[-1]])
     options = {name: attributes[name] for name in DEPTHWISE_ATTRIBUTES if name in attributes}
-    return tf.raw_ops.DepthwiseConv2dNative(input=arguments["input"], filter=by_channel, name=op.name, **options)
+    return tf.raw_ops.DepthwiseConv2dNative(input=arguments["input"], filter=kernels, name=op.name, **options)

@@ -82,9 +82,9 @@ class BackwardRecord:
         """
         dead: set[str] = set()
         for created, gradients in self.gradients:
-            own = {op.name: op for op in operators[created.start : created.end]}
-            ends = [*(tensor.op for tensor in gradients), *(op for op in own.values() if op.type in COLLECTIVE_TYPES)]
-            dead.update(own.keys() - _ancestors(ends, own))
+            operations = {op.name: op for op in operators[created.start : created.end]}
+            ends = [*(tensor.op for tensor in gradients), *(op for op in operations.values() if op.type in COLLECTIVE_TYPES)]
+            dead.update(operations.keys() - _ancestors(ends, operations))
         return dead
 
 
@@ -106,39 +106,39 @@ def put_in_order(
         urgent: operators whose results another stage waits for; what they need of the backward pass runs ahead of the rest.
     """
     constant = constant_operators(operators[first:])
-    out = {*constant, *record.dead(operators), *(op.name for op in record.forward_needs)}
+    excluded = {*constant, *record.dead(operators), *(op.name for op in record.forward_needs)}
     backward, rematerialized = (_names(operators, spans) for spans in (record.passes, record.rematerialized))
     if not math.isinf(lag) and not record.forward_needs:
         _hold_collectives(operators[first:n_forward], constant)
     row: list[tf.Operation] = []
-    behind: list[tuple[int, tf.Operation]] = []
-    arriving: set[str] = set()
+    pending: list[tuple[int, tf.Operation]] = []
+    transfers: set[str] = set()
     for op in in_order(operators, n_forward, backward, _ancestors(urgent, backward)):
-        if op.name in out:
+        if op.name in excluded:
             continue
         if op.type in COLLECTIVE_TYPES or (
-            (op.name not in backward or op.type in VIEWS) and any(source.name in arriving for source in sources_of(op))
+            (op.name not in backward or op.type in VIEWS) and any(source.name in transfers for source in sources_of(op))
         ):
-            arriving.add(op.name)
+            transfers.add(op.name)
             if not op.outputs:
-                behind.append((len(row), op))
+                pending.append((len(row), op))
             elif op.type == CALLBACK and not math.isinf(lag):
-                for _, earlier in behind:
+                for _, earlier in pending:
                     op._add_control_input(earlier)
-                behind.clear()
+                pending.clear()
         elif op.inputs and op.type not in _UNORDERED and op.name not in rematerialized:
             waits_for = row[-1:] or _last_of_loss(operators[first:], n_forward - first)
-            while behind and behind[0][0] + lag <= len(row):
-                waits_for.append(behind.pop(0)[1])
+            while pending and pending[0][0] + lag <= len(row):
+                waits_for.append(pending.pop(0)[1])
             for earlier in waits_for:
                 op._add_control_input(earlier)
             row.append(op)
 
 
-def _ancestors(ends: Iterable[tf.Operation], among: Container[str]) -> set[str]:
+def _ancestors(ends: Iterable[tf.Operation], names: Container[str]) -> set[str]:
     """Return the names of the operators that some wait for, with their own, as far as they are among others."""
-    starts = (op for op in ends if op.name in among)
-    return {op.name for op in reached(starts, lambda op: (source for source in sources_of(op) if source.name in among))}
+    starts = (op for op in ends if op.name in names)
+    return {op.name for op in reached(starts, lambda op: (source for source in sources_of(op) if source.name in names))}
 
 
 def _names(operators: Sequence[tf.Operation], created: Iterable[Created]) -> set[str]:
@@ -161,8 +161,8 @@ def _hold_collectives(operators: Sequence[tf.Operation], constant: set[str]) -> 
     consumers, producers = _steps(_consumers), _steps(_producers)
     for op in operators:
         if op.type in COLLECTIVE_TYPES:
-            near = {step.name for step in _within(_within([_Step(op.name, op, 0)], consumers), producers)}
-            earlier = next((candidate for name, candidate in reversed(row) if name not in near), None)
+            near_names = {step.name for step in _within(_within([_Step(op.name, op, 0)], consumers), producers)}
+            earlier = next((candidate for name, candidate in reversed(row) if name not in near_names), None)
             if earlier is not None:
                 op._add_control_input(earlier)
         elif op.inputs and op.type not in _UNORDERED and op.name not in constant:
@@ -185,8 +185,8 @@ def _within(operators: Iterable[_Step], steps: Callable[[_Step], list[_Step]]) -
     nearest: dict[str, tuple[int, _Step]] = {}
     pending = [(step, 0) for step in operators]
     while pending:
-        at, distance = pending.pop()
-        for step in steps(at):
+        operator, distance = pending.pop()
+        for step in steps(operator):
             further = distance + step.length
             if further <= FUSED and (step.name not in nearest or further < nearest[step.name][0]):
                 nearest[step.name] = further, step
@@ -199,13 +199,13 @@ def _steps(neighbours: Neighbours) -> Callable[[_Step], list[_Step]]:
 
     The searches of near collectives overlap, and each question to TensorFlow makes objects.
     """
-    by_name: dict[str, list[_Step]] = {}
+    known_steps: dict[str, list[_Step]] = {}
 
-    def steps(at: _Step) -> list[_Step]:
-        if at.name not in by_name:
-            near = [op for op in neighbours(at.op) if op.type not in COLLECTIVE_TYPES]
-            by_name[at.name] = [_Step(op.name, op, int(op.type not in VIEWS)) for op in near]
-        return by_name[at.name]
+    def steps(step: _Step) -> list[_Step]:
+        if step.name not in known_steps:
+            operators = [op for op in neighbours(step.op) if op.type not in COLLECTIVE_TYPES]
+            known_steps[step.name] = [_Step(op.name, op, int(op.type not in VIEWS)) for op in operators]
+        return known_steps[step.name]
 
     return steps
 
@@ -233,24 +233,24 @@ def in_order(
         backward: the names of the operators of the backward pass.
         urgent: the names of those of them that come first; with each all that it waits for.
     """
-    behind: dict[str, int] = {}
+    predecessors: dict[str, int] = {}
     latest: dict[str, int] = {}
     created = {op.name: number for number, op in enumerate(operators) if number >= n_forward}
     places = {name: place for place, name in enumerate(sorted(created, key=lambda name: name not in urgent))}
     for name, number in created.items():
         op = operators[number]
         if name in backward:
-            behind[name] = places[name]
+            predecessors[name] = places[name]
             continue
-        waits = [behind.get(source.name, -1) for source in sources_of(op)]
+        waits = [predecessors.get(source.name, -1) for source in sources_of(op)]
         for handle in _handles(op):
             waits.append(latest.get(handle.name, -1))
             if op.type != "ReadVariableOp" and handle.name not in latest:
                 waits += [places.get(reader.name, -1) for reader in _readers(handle) if reader.name in backward]
-        behind[name] = max(waits, default=-1)
-        latest.update((handle.name, behind[name]) for handle in _handles(op))
+        predecessors[name] = max(waits, default=-1)
+        latest.update((handle.name, predecessors[name]) for handle in _handles(op))
     ops = [operators[number] for number in created.values()]
-    return sorted(ops, key=lambda op: (behind[op.name], op.name not in backward))
+    return sorted(ops, key=lambda op: (predecessors[op.name], op.name not in backward))
 
 
 def _last_of_loss(operators: Sequence[tf.Operation], n_forward: int) -> list[tf.Operation]:
@@ -264,8 +264,8 @@ def _last_of_loss(operators: Sequence[tf.Operation], n_forward: int) -> list[tf.
             names.update(source.name for source in _sources_of_values(op))
     alone: dict[str, tf.Operation] = {}
     for op in operators[:n_forward]:
-        follows = all(source.name in names or source.name in alone for source in sources_of(op))
-        if follows and op.name not in names and op.type not in COLLECTIVE_TYPES:
+        is_follower = all(source.name in names or source.name in alone for source in sources_of(op))
+        if is_follower and op.name not in names and op.type not in COLLECTIVE_TYPES:
             alone[op.name] = op
     return [op for op in alone.values() if op.inputs and op.type not in _UNORDERED]
 

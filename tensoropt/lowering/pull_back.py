@@ -111,9 +111,9 @@ class Pullback:
             gives the loop lists to fill.
     """
 
-    def __init__(self, emitted: Emitted, operators: Sequence[tf.Operation], again: Mapping[Key, tf.Tensor]) -> None:
+    def __init__(self, emitted: Emitted, operators: Sequence[tf.Operation], replacements: Mapping[Key, tf.Tensor]) -> None:
         """Take the graph's operators in the order of their creation, and what is read instead of which tensor."""
-        self.emitted, self._again = emitted, dict(again)
+        self.emitted, self._again = emitted, dict(replacements)
         self._parts = [operators[part.start : part.end] if isinstance(part, Created) else part for part in emitted.parts]
         self._own = {op.name for part in self._parts if not isinstance(part, Inner) for op in part}
         self._cheap = {op.name for span in emitted.cheap for op in operators[span.start : span.end]}
@@ -136,13 +136,13 @@ class Pullback:
             for result, gradient in zip(self.emitted.results[index], gradients, strict=True):
                 self._add(result, gradient)
         operands = [self.emitted.operands[position] for position in positions]
-        reached = self._reached(value for values in operands for value in values)
+        keys = self._reached(value for values in operands for value in values)
         for part in reversed(self._parts):
             if isinstance(part, Inner):
-                self._through_resharding(part, reached)
+                self._through_resharding(part, keys)
                 continue
             for op in reversed(part):
-                self._through(op, reached)
+                self._through(op, keys)
         return [self._take(values) for values in operands]
 
     def _take(self, values: Values) -> Values | None:
@@ -157,16 +157,16 @@ class Pullback:
 
     def _reached(self, starts: Iterable[tf.Tensor]) -> set[Key]:
         """Return the tensors whose gradients lead to a start."""
-        reached = {key_of(tensor) for tensor in starts}
+        keys = {key_of(tensor) for tensor in starts}
         for part in self._parts:
             if isinstance(part, Inner):
-                if part.back is not None and any(key_of(value) in reached for value in part.values):
-                    reached.update(map(key_of, part.results))
+                if part.back is not None and any(key_of(value) in keys for value in part.values):
+                    keys.update(map(key_of, part.results))
                 continue
             for op in part:
-                if any(key_of(tensor) in reached for tensor in op.inputs) and self._function(op) is not None:
-                    reached.update(key_of(tensor) for tensor in op.outputs if backprop_util.IsTrainable(tensor))
-        return reached
+                if any(key_of(tensor) in keys for tensor in op.inputs) and self._function(op) is not None:
+                    keys.update(key_of(tensor) for tensor in op.outputs if backprop_util.IsTrainable(tensor))
+        return keys
 
     def _function(self, op: tf.Operation) -> Any:
         """Return the function that emits an operator's gradient; None if the operator has none."""
@@ -179,17 +179,17 @@ class Pullback:
 
     def _add(self, tensor: tf.Tensor, gradient: Gradient) -> None:
         """Add a gradient to those that have come to a tensor."""
-        before = self._gradients.get(key_of(tensor))
-        if before is not None:
-            gradient = tf.add_n([tf.convert_to_tensor(before), tf.convert_to_tensor(gradient)])
+        earlier = self._gradients.get(key_of(tensor))
+        if earlier is not None:
+            gradient = tf.add_n([tf.convert_to_tensor(earlier), tf.convert_to_tensor(gradient)])
         self._gradients[key_of(tensor)] = gradient
 
-    def _through_resharding(self, part: Inner, reached: Collection[Key]) -> None:
+    def _through_resharding(self, part: Inner, keys: Collection[Key]) -> None:
         """Emit the way back through a resharding."""
         gradients = [self._gradients.pop(key_of(value), None) for value in part.results]
         if part.back is None or all(gradient is None for gradient in gradients):
             return
-        if not any(key_of(value) in reached for value in part.values):
+        if not any(key_of(value) in keys for value in part.values):
             return
         dense = [
             tf.zeros_like(value) if gradient is None else tf.convert_to_tensor(gradient)
@@ -198,10 +198,10 @@ class Pullback:
         for value, gradient in zip(part.values, part.back(dense), strict=True):
             self._add(value, gradient)
 
-    def _through(self, op: tf.Operation, reached: Collection[Key]) -> None:
+    def _through(self, op: tf.Operation, keys: Collection[Key]) -> None:
         """Emit the gradients of one TensorFlow operator's operands, if one of its results has a gradient."""
         gradients = [self._gradients.get(key_of(tensor)) for tensor in op.outputs]
-        positions = [i for i, tensor in enumerate(op.inputs) if key_of(tensor) in reached]
+        positions = [i for i, tensor in enumerate(op.inputs) if key_of(tensor) in keys]
         function = self._function(op)
         if not positions or function is None or all(gradient is None for gradient in gradients):
             return

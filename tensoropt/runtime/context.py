@@ -41,8 +41,8 @@ class Context:
         self.display = display
         with display.phase("start of the ranks"):
             self.processes = prepared_processes()
-        drawn = int.from_bytes(os.urandom(4), "little") if seed is None else seed
-        self.seed = self.processes.broadcast(drawn)
+        own_seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
+        self.seed = self.processes.broadcast(own_seed)
         self._given = None if hardware is None else self._described(hardware)
         if hardware is None and self.processes.alone and launched_as() is None and not os.environ.get(STARTED_BY_RUN):
             _say_alone()
@@ -65,9 +65,9 @@ class Context:
         """The most devices that there are or that plans may be for, without a measurement."""
         return max(self.processes.size, 1 if self._given is None else self._given.n_devices)
 
-    def _described(self, given: Hardware | str) -> Hardware:
-        hardware = resolve_cluster(given)
-        warning = "" if isinstance(given, Hardware) else warning_of(hardware, is_strict=False, is_run_here=True)
+    def _described(self, cluster: Hardware | str) -> Hardware:
+        hardware = resolve_cluster(cluster)
+        warning = "" if isinstance(cluster, Hardware) else warning_of(hardware, is_strict=False, is_run_here=True)
         if warning and self.processes.rank == 0:
             print(f"tensoropt: {warning}", file=sys.stderr, flush=True)
         return hardware
@@ -102,11 +102,11 @@ class Context:
         Raises:
             InputError: the digests differ.
         """
-        other = self.processes.first_that_differs(digest)
-        if other is None:
+        odd = self.processes.first_that_differs(digest)
+        if odd is None:
             return
-        given = self.processes.gather(list(parts()))
-        raise InputError(f"ranks 0 and {other} recorded different models{_difference(given[0], given[other], other)}")
+        models = self.processes.gather(list(parts()))
+        raise InputError(f"ranks 0 and {odd} recorded different models{_difference(models[0], models[odd], odd)}")
 
 
 _LOOK = (
@@ -119,14 +119,14 @@ _NUMBERED = (
 )
 
 
-def _difference(first: Sequence[str], other: Sequence[str], rank: int) -> str:
+def _difference(first_lines: Sequence[str], other_lines: Sequence[str], rank: int) -> str:
     """Return what differs first between the lines of rank 0's model and of another rank's, and what to do."""
-    pairs = zip_longest(first, other, fillvalue="nothing more")
-    one, two = next(((a, b) for a, b in pairs if a != b), ("", ""))
-    if not one:  # numbers of an optimizer
+    pairs = zip_longest(first_lines, other_lines, fillvalue="nothing more")
+    line, other_line = next(((a, b) for a, b in pairs if a != b), ("", ""))
+    if not line:  # numbers of an optimizer
         return f": their optimizers have other numbers; {_LOOK}"
-    are_numbers = re.sub(r"_\d+\b", "", one) == re.sub(r"_\d+\b", "", two)
-    return f": rank 0 has {cut(one)} where rank {rank} has {cut(two)}; {_NUMBERED if are_numbers else _LOOK}"
+    are_numbers = re.sub(r"_\d+\b", "", line) == re.sub(r"_\d+\b", "", other_line)
+    return f": rank 0 has {cut(line)} where rank {rank} has {cut(other_line)}; {_NUMBERED if are_numbers else _LOOK}"
 
 
 def resolve_cluster(cluster: Hardware | str) -> Hardware:

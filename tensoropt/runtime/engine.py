@@ -65,7 +65,7 @@ class Engine(RunningStages):
     describe: Callable[[int, StageEntries | None], StageEntries] = _own
     agree: Callable[[str], None] = lambda text: None
     begin: Callable[[], None] = lambda: None
-    gather: Callable[[np.ndarray, str], Sequence[np.ndarray]] = lambda value, what: [value]
+    gather: Callable[[np.ndarray, str], Sequence[np.ndarray]] = lambda value, subject: [value]
     display: Display = NOT_SHOWN
     out_of_memory: Callable[[str], str] | None = None
     _functions: dict[tuple[Fetch, tuple[Feed, ...], Preparing | None], BuiltFunction] = field(default_factory=dict)
@@ -122,41 +122,41 @@ class Engine(RunningStages):
 
     def state(self) -> tuple[StateEntry, ...]:
         """Return all variables in a fixed order, the same in all processes; those of other stages have no shards here."""
-        stages = [self._entries_of(stage) if stage in self.states else each for stage, each in enumerate(self._described)]
+        stages = [self._entries_of(stage) if stage in self.states else entry for stage, entry in enumerate(self._described)]
         return state_of_all(stages, len({device for view in self.views for device in view.devices}))
 
     def _entries_of(self, stage: int) -> StageEntries:
         state = self.states[stage]
-        running = dict.fromkeys(state.optimizers.values())
-        averages = tuple(pair for each in running for pair in getattr(each, "averages", ()))
+        optimizers = dict.fromkeys(state.optimizers.values())
+        averages = tuple(pair for optimizer in optimizers for pair in getattr(optimizer, "averages", ()))
         return StageEntries(self.views[stage].devices[0], state.state(), averages)
 
     @cached_property
     def _described(self) -> list[StageEntries]:
         """The entries of all stages, without shards."""
-        own = {stage: self._entries_of(stage).described for stage in self.states}
-        return [self.describe(stage, own.get(stage)) for stage in range(self.stages.n)]
+        entries = {stage: self._entries_of(stage).described for stage in self.states}
+        return [self.describe(stage, entries.get(stage)) for stage in range(self.stages.n)]
 
     @property
     def local_parameter_bytes(self) -> list[int]:
         """Return, for each rank that is built here, the bytes of its shards of its stages' trainable variables."""
-        found: dict[tuple[int, ...], list[int]] = {}
+        totals: dict[tuple[int, ...], list[int]] = {}
         for stage, state in sorted(self.states.items()):
-            own, devices = state.local_parameter_bytes, self.views[stage].devices
-            found[devices] = [a + b for a, b in zip(found.get(devices, [0] * len(own)), own, strict=True)]
-        return [n_bytes for of_ranks in found.values() for n_bytes in of_ranks]
+            shard_bytes, devices = state.local_parameter_bytes, self.views[stage].devices
+            totals[devices] = [a + b for a, b in zip(totals.get(devices, [0] * len(shard_bytes)), shard_bytes, strict=True)]
+        return [n_bytes for rank_bytes in totals.values() for n_bytes in rank_bytes]
 
     @property
     def collectives_per_step(self) -> int:
         """The number of collectives in the training function that was built last; 0 if none was built."""
-        logs = [built.log for (fetch, *_), built in self._functions.items() if fetch.train_steps]
+        logs = [function.log for (fetch, *_), function in self._functions.items() if fetch.train_steps]
         return len(logs[-1]) if logs else 0
 
-    def run(self, fetch: Fetch, feeds: Fed, preparing: Preparing | None = None, given: Sequence[tf.Tensor] = ()) -> Returned:
+    def run(self, fetch: Fetch, feeds: Fed, preparing: Preparing | None = None, raw: Sequence[tf.Tensor] = ()) -> Returned:
         """Run the function for these fetches and feeds once.
 
         A global value that is fed as an array is cut into shards. With ``preparing``, the function makes the feeds' values
-        of ``given``, whose shapes stay.
+        of ``raw``, whose shapes stay.
 
         Returns:
             For each fetched tensor its value on each rank of its stage that is built here; of a stage that isn't, on its
@@ -174,28 +174,28 @@ class Engine(RunningStages):
             )
         with only_step:
             feeds = feeds if self.is_everywhere else self._whole(feeds)
-            built = self._functions.get((fetch, tuple(feeds), preparing))
-            if built is not None:
-                return self._run(built, feeds, given)
+            function = self._functions.get((fetch, tuple(feeds), preparing))
+            if function is not None:
+                return self._run(function, feeds, raw)
             with self.display.phase("first step" if fetch.train_steps else "first run of a program"):
-                return self._run(self.function(fetch, tuple(feeds), preparing, given), feeds, given)
+                return self._run(self.function(fetch, tuple(feeds), preparing, raw), feeds, raw)
 
-    def _run(self, built: BuiltFunction, feeds: Fed, given: Sequence[tf.Tensor]) -> Returned:
-        arguments, as_specified, fed = list(given), True, tuple(feeds.values())
-        for argument in built.arguments if not given else ():
-            shard = shard_of(argument, fed[argument.number])
-            as_specified = as_specified and argument.spec.fits(shard)
+    def _run(self, function: BuiltFunction, feeds: Fed, raw: Sequence[tf.Tensor]) -> Returned:
+        arguments, is_as_specified, feed_values = list(raw), True, tuple(feeds.values())
+        for argument in function.arguments if not raw else ():
+            shard = shard_of(argument, feed_values[argument.number])
+            is_as_specified = is_as_specified and argument.spec.fits(shard)
             arguments.append(shard if isinstance(shard, tf.Tensor) else tf.constant(shard))
-        with RefusedValues(self.graph, self.out_of_memory), self.backend.watched(built.log):
+        with RefusedValues(self.graph, self.out_of_memory), self.backend.watched(function.log):
             self.begin()
-            values = iter([value.numpy() for value in built.run(arguments, as_specified)])
+            values = iter([value.numpy() for value in function.run(arguments, is_as_specified)])
         check_memory_left()
-        own = {
-            stage: [[next(values) for _ in state.backend.ranks] for each in built.results if each == stage]
+        own_results = {
+            stage: [[next(values) for _ in state.backend.ranks] for home in function.results if home == stage]
             for stage, state in sorted(self.states.items())
         }
-        found = {stage: iter(self.share(stage, own.get(stage))) for stage in sorted(set(built.results))}
-        return [next(found[stage]) for stage in built.results]
+        shared = {stage: iter(self.share(stage, own_results.get(stage))) for stage in sorted(set(function.results))}
+        return [next(shared[stage]) for stage in function.results]
 
     def _whole(self, feeds: Fed) -> Fed:
         """Return feeds with whole tensors, each in place of the ranks' shares of it.
@@ -211,10 +211,10 @@ class Engine(RunningStages):
 
     def rebuild_steps(self) -> None:
         """Build the functions of training steps again when they next run."""
-        self._functions = {key: built for key, built in self._functions.items() if not key[0].train_steps}
+        self._functions = {key: function for key, function in self._functions.items() if not key[0].train_steps}
 
     def function(
-        self, fetch: Fetch, feeds: tuple[Feed, ...], preparing: Preparing | None = None, given: Sequence[tf.Tensor] = ()
+        self, fetch: Fetch, feeds: tuple[Feed, ...], preparing: Preparing | None = None, raw: Sequence[tf.Tensor] = ()
     ) -> BuiltFunction:
         """Return the function for these fetches and feeds, which is built the first time.
 
@@ -223,11 +223,11 @@ class Engine(RunningStages):
         """
         key = (fetch, feeds, preparing)
         if key not in self._functions:
-            self._functions[key] = self._build(*key, given)
+            self._functions[key] = self._build(*key, raw)
         return self._functions[key]
 
     def _build(
-        self, fetch: Fetch, feeds: tuple[Feed, ...], preparing: Preparing | None, like: Sequence[tf.Tensor]
+        self, fetch: Fetch, feeds: tuple[Feed, ...], preparing: Preparing | None, raw: Sequence[tf.Tensor]
     ) -> BuiltFunction:
         self.agree(f"runs {names(fetch)} on {', '.join(feed.tensor.name for feed in feeds)}")
         parts = parts_of(self.stages, self.views, fetch, {feed.tensor.name for feed in feeds})
@@ -242,27 +242,27 @@ class Engine(RunningStages):
             for rank in state.backend.ranks
         )
         resharders = self._resharders()
-        first = {id(each): stage for stage, each in reversed(resharders.items())}
+        first = {id(item): stage for stage, item in reversed(resharders.items())}
         unique = {stage: resharders[stage] for stage in sorted(first.values())}
 
-        def body(*given: tf.Tensor) -> list[tf.Tensor]:
+        def body(*tensors: tf.Tensor) -> list[tf.Tensor]:
             fed: dict[tuple[int, bool], dict[Feed, Values]] = {}
             if preparing is not None:
-                made = preparing(*given)
-                given = tuple(made[each.number] for each in arguments)
-            for argument, value in zip(arguments, given, strict=True):
-                of_stage = fed.setdefault((argument.stage, argument.is_ahead), {})
-                of_stage.setdefault(argument.feed, []).append(value)
+                prepared = preparing(*tensors)
+                tensors = tuple(prepared[arg.number] for arg in arguments)
+            for argument, value in zip(arguments, tensors, strict=True):
+                stage_feeds = fed.setdefault((argument.stage, argument.is_ahead), {})
+                stage_feeds.setdefault(argument.feed, []).append(value)
             with ExitStack() as stack:
                 for resharder in unique.values():
                     stack.enter_context(resharder.building())
                 results = FunctionEmission(self, fetch, parts, fed, resharders).run()
                 for stage, state in self.states.items():
                     state.count_runs(parts[stage].needed | parts[stage].ahead)
-                return flat([values for _, of_stage in sorted(results.items()) for values in of_stage])
+                return flat([values for _, stage_values in sorted(results.items()) for values in stage_values])
 
-        specs: Sequence[FedSpec | tf.Tensor] = like or [each.spec for each in arguments]
-        signature = [tf.TensorSpec(each.shape, each.dtype) for each in specs]
+        specs: Sequence[FedSpec | tf.Tensor] = raw or [argument.spec for argument in arguments]
+        signature = [tf.TensorSpec(spec.shape, spec.dtype) for spec in specs]
         function = tf.function(body, input_signature=signature, autograph=False).get_concrete_function()
         for stage, resharder in unique.items():
             self.states[stage].agree(structure_digest(function.graph, resharder.log), resharder.log)
@@ -274,11 +274,11 @@ class Engine(RunningStages):
 
         Stages on one rank have one, so that their collectives and messages run in one chain.
         """
-        found: dict[int, Resharder] = {}
+        resharders: dict[int, Resharder] = {}
         for stage, state in sorted(self.states.items()):
-            alike = (found[other] for other in found if self.states[other].backend is state.backend)
-            found[stage] = next(alike, None) or Resharder(state.backend)
-        return found
+            candidates = (resharders[peer] for peer in resharders if self.states[peer].backend is state.backend)
+            resharders[stage] = next(candidates, None) or Resharder(state.backend)
+        return resharders
 
     def _takes(self, fetch: Fetch, part: StagePart, feed: Feed, stage: int, is_ahead: bool) -> bool:
         """Return whether a stage takes a feed: as its micro-batches need it, or as one for what it runs ahead."""

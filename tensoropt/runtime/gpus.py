@@ -89,23 +89,23 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
         ) from error
     pynvml.nvmlInit()
     try:
-        every = ",".join(map(str, range(pynvml.nvmlDeviceGetCount())))
-        return _gpus(pynvml, [name.strip() for name in (every if names is None else names).split(",")])
+        numbers = ",".join(map(str, range(pynvml.nvmlDeviceGetCount())))
+        return _gpus(pynvml, [name.strip() for name in (numbers if names is None else names).split(",")])
     finally:
         pynvml.nvmlShutdown()
 
 
 def _gpus(nvml: Any, names: Sequence[str]) -> tuple[Gpu, ...]:
     """Return the GPUs of these names; as for CUDA, a name of none ends the list."""
-    found: list[Gpu] = []
+    gpus: list[Gpu] = []
     for name in names:
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdecimal() else _by_uuid(nvml, name)
             uuid, memory = nvml.nvmlDeviceGetUUID(handle), int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-            found.append(Gpu(_text(nvml.nvmlDeviceGetName(handle)), _text(uuid), memory, name, _mode(nvml, handle)))
+            gpus.append(Gpu(_text(nvml.nvmlDeviceGetName(handle)), _text(uuid), memory, name, _mode(nvml, handle)))
         except nvml.NVMLError:
             break
-    return tuple(found)
+    return tuple(gpus)
 
 
 def _by_uuid(nvml: Any, name: str) -> Any:
@@ -149,31 +149,31 @@ def shares(seen: Sequence[Sequence[Gpu]], hosts: Sequence[str], is_shared: bool)
             f"{counted(len(seen[sees]), 'GPU')}: either all ranks have one or none; choose machines with GPUs, or set "
             f"{VISIBLE}= on all to compute on CPUs"
         )
-    taken: dict[tuple[str, str], int] = {}
-    chosen: list[Gpu] = []
+    n_users: dict[tuple[str, str], int] = {}
+    own_gpus: list[Gpu] = []
     for rank, (gpus, host) in enumerate(zip(seen, hosts, strict=True)):
-        gpu = min(gpus, key=lambda each: taken.get((host, each.uuid), 0))  # the first of those that the fewest ranks have
-        if (host, gpu.uuid) in taken and not is_shared:
+        gpu = min(gpus, key=lambda item: n_users.get((host, item.uuid), 0))  # the first of those that the fewest ranks have
+        if (host, gpu.uuid) in n_users and not is_shared:
             n_ranks = hosts.count(host)
             raise InputError(
                 f"{counted(n_ranks, 'rank')} on {host}, but {counted(len(gpus), 'GPU')} for them: rank {rank} would share "
                 f"{gpu} with another; start as many ranks as there are GPUs, or set {SHARE}=1, for trying out"
             )
-        taken[host, gpu.uuid] = taken.get((host, gpu.uuid), 0) + 1
-        chosen.append(gpu)
-    _check_usable(chosen, hosts, taken)
-    return chosen
+        n_users[host, gpu.uuid] = n_users.get((host, gpu.uuid), 0) + 1
+        own_gpus.append(gpu)
+    _check_usable(own_gpus, hosts, n_users)
+    return own_gpus
 
 
-def _check_usable(chosen: Sequence[Gpu], hosts: Sequence[str], taken: Mapping[tuple[str, str], int]) -> None:
+def _check_usable(own_gpus: Sequence[Gpu], hosts: Sequence[str], n_users: Mapping[tuple[str, str], int]) -> None:
     """Check that the driver lets the ranks compute, on equal GPUs.
 
     Raises:
         InputError: a GPU is in a mode that prohibits it, or differs from rank 0's.
     """
-    first = chosen[0]
-    for rank, (gpu, host) in enumerate(zip(chosen, hosts, strict=True)):
-        if gpu.mode == 2 or (gpu.mode and taken[host, gpu.uuid] > 1):
+    first = own_gpus[0]
+    for rank, (gpu, host) in enumerate(zip(own_gpus, hosts, strict=True)):
+        if gpu.mode == 2 or (gpu.mode and n_users[host, gpu.uuid] > 1):
             raise InputError(
                 f"rank {rank} can't use {gpu} on {host}, which is in {_NO_SHARING[gpu.mode]}; give each rank one of its "
                 "own, or set the default mode with nvidia-smi -c 0"

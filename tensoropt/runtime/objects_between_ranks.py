@@ -42,22 +42,22 @@ def receive_object(comm: Any, rank: int, tag: int) -> Any:
     return _until(lambda: comm.improbe(source=rank, tag=tag)).recv()
 
 
-def _until(look: Callable[[], Any]) -> Any:
-    """Call ``look`` until it returns something true, and return that."""
+def _until(function: Callable[[], Any]) -> Any:
+    """Call ``function`` until it returns something true, and return that."""
     started_s = time.perf_counter()
-    while not (found := look()):
+    while not (result := function()):
         waited_s = time.perf_counter() - started_s
         if waited_s > AWAKE_S:
             time.sleep(min(max(NAP_SHARE * waited_s, SHORTEST_NAP_S), LONGEST_NAP_S))
-    return found
+    return result
 
 
 def broadcast_object(comm: Any, value: Any) -> Any:
     """Return rank 0's value on every rank of a communicator (mpi4py)."""
-    sent = pickle.dumps(value, pickle.HIGHEST_PROTOCOL) if comm.rank == 0 else b""
-    size = np.array([len(sent)], np.int64)
+    data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL) if comm.rank == 0 else b""
+    size = np.array([len(data)], np.int64)
     wait_for_all(comm.Ibcast(size, root=0))
-    buffer = np.frombuffer(sent, np.uint8) if comm.rank == 0 else np.empty(int(size[0]), np.uint8)
+    buffer = np.frombuffer(data, np.uint8) if comm.rank == 0 else np.empty(int(size[0]), np.uint8)
     for start in range(0, len(buffer), ROUND_BYTES):
         wait_for_all(comm.Ibcast(buffer[start : start + ROUND_BYTES], root=0))
     return value if comm.rank == 0 else pickle.loads(buffer.data)
@@ -65,30 +65,30 @@ def broadcast_object(comm: Any, value: Any) -> Any:
 
 def gather_objects(comm: Any, value: Any, root: int | None = None) -> list[Any]:
     """Return every rank's value, in rank order, on every rank of a communicator; or on one, and nothing on the others."""
-    sent, heads = np.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), np.uint8), np.empty((comm.size, 2), np.int64)
-    wait_for_all(comm.Iallgather(np.array([len(sent), _digest(sent, comm.rank)], np.int64), heads))
+    data, heads = np.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), np.uint8), np.empty((comm.size, 2), np.int64)
+    wait_for_all(comm.Iallgather(np.array([len(data), _digest(data, comm.rank)], np.int64), heads))
     is_here = root in (None, comm.rank)
     if (heads == heads[0]).all():
         return [value] * comm.size if is_here else []
     parts: list[list[np.ndarray]] = [[] for _ in range(comm.size if is_here else 0)]
     for bounds in _rounds(heads[:, 0].tolist()):
         counts = [end - start for start, end in bounds]
-        received = np.empty(sum(counts) if is_here else 0, np.uint8)
-        own, into = sent[slice(*bounds[comm.rank])], (received, counts) if is_here else None
-        wait_for_all(comm.Iallgatherv(own, into) if root is None else comm.Igatherv(own, into, root=root))
-        for part, each in zip(parts, np.split(received, np.cumsum(counts[:-1])), strict=False):
-            part.append(each)
-    return [pickle.loads(np.concatenate(each).data) for each in parts]
+        buffer = np.empty(sum(counts) if is_here else 0, np.uint8)
+        chunk, target = data[slice(*bounds[comm.rank])], (buffer, counts) if is_here else None
+        wait_for_all(comm.Iallgatherv(chunk, target) if root is None else comm.Igatherv(chunk, target, root=root))
+        for part, piece in zip(parts, np.split(buffer, np.cumsum(counts[:-1])), strict=False):
+            part.append(piece)
+    return [pickle.loads(np.concatenate(pieces).data) for pieces in parts]
 
 
-def _digest(sent: np.ndarray, rank: int) -> int:
+def _digest(data: np.ndarray, rank: int) -> int:
     """Return what tells a short message from others; of a long one, which takes longer to digest than to send, the rank."""
-    if len(sent) > MOST_DIGESTED:
+    if len(data) > MOST_DIGESTED:
         return rank
-    return int.from_bytes(hashlib.blake2b(sent.data, digest_size=8).digest(), "little", signed=True)
+    return int.from_bytes(hashlib.blake2b(data.data, digest_size=8).digest(), "little", signed=True)
 
 
 def _rounds(sizes: Sequence[int]) -> list[list[tuple[int, int]]]:
     """Return, for each round, the range (start, end) of each rank's bytes that the round moves."""
-    each = max(1, ROUND_BYTES // len(sizes))
-    return [[(min(start, size), min(start + each, size)) for size in sizes] for start in range(0, max(sizes), each)]
+    n_bytes = max(1, ROUND_BYTES // len(sizes))
+    return [[(min(start, size), min(start + n_bytes, size)) for size in sizes] for start in range(0, max(sizes), n_bytes)]

@@ -38,8 +38,8 @@ def digest(value: Any, turn: int = 0) -> int:
     flat, kind = array.reshape(-1).view(np.uint8), zlib.crc32(f"{array.dtype} {array.shape}".encode())
     if flat.size > DIGESTED_BYTES:
         width = flat.size // N_BLOCKS
-        begin = turn * BLOCK_BYTES % width
-        blocks = flat[: N_BLOCKS * width].reshape(N_BLOCKS, width)[:, begin : begin + BLOCK_BYTES]
+        start = turn * BLOCK_BYTES % width
+        blocks = flat[: N_BLOCKS * width].reshape(N_BLOCKS, width)[:, start : start + BLOCK_BYTES]
         flat = np.concatenate([blocks.reshape(-1), flat[N_BLOCKS * width :]])
     return zlib.crc32(flat.data, kind)
 
@@ -64,11 +64,11 @@ class SameData:
     advice: str
     n_calls: int = field(default=0, init=False)
 
-    def check(self, given: Callable[[], Iterable[tuple[str, Any]]]) -> None:
+    def check(self, tensors: Callable[[], Iterable[tuple[str, Any]]]) -> None:
         """Compare the tensors of one call, if it is one of the compared ones.
 
         Args:
-            given: returns the tensors with their names.
+            tensors: returns the tensors with their names.
 
         Raises:
             InputError: the tensors differ between ranks. The message is the same on all ranks.
@@ -78,18 +78,18 @@ class SameData:
         if self.processes.size == 1 or not is_compared(number):
             return
         turn = number + number // PERIOD  # of every 16th one, no power of 2
-        other = first_difference(self.processes.gather({name: digest(value, turn) for name, value in given()}))
-        if other is not None:
+        clash = first_difference(self.processes.gather({name: digest(value, turn) for name, value in tensors()}))
+        if clash is not None:
             raise InputError(
-                f"ranks 0 and {other[0]} give different values for '{other[1]}' in call {number + 1} of {self.call} "
+                f"ranks 0 and {clash[0]} give different values for '{clash[1]}' in call {number + 1} of {self.call} "
                 f"({running_line()}); {self.advice}"
             )
 
 
-def first_difference(of_ranks: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:
+def first_difference(rank_digests: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:
     """Return the first rank whose digests differ from rank 0's, and the name of the first one that does; or None."""
-    pairs = ((rank, name) for rank, each in enumerate(of_ranks) for name in (*of_ranks[0], *each))
-    return next(((rank, name) for rank, name in pairs if of_ranks[rank].get(name) != of_ranks[0].get(name)), None)
+    pairs = ((rank, name) for rank, digests in enumerate(rank_digests) for name in (*rank_digests[0], *digests))
+    return next(((rank, name) for rank, name in pairs if rank_digests[rank].get(name) != rank_digests[0].get(name)), None)
 
 
 def whole_digest(value: np.ndarray) -> bytes:
@@ -97,23 +97,23 @@ def whole_digest(value: np.ndarray) -> bytes:
     return hashlib.blake2b(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data, digest_size=16).digest()
 
 
-def check_same(given: list[tuple[str | None, dict[str, bytes]]]) -> None:
+def check_same(answers: list[tuple[str | None, dict[str, bytes]]]) -> None:
     """Check that all ranks give valid values, equal to those of rank 0.
 
     Args:
-        given: for each rank, why its values were refused (None if they weren't), and the digests of its values by key.
+        answers: for each rank, why its values were refused (None if they weren't), and the digests of its values by key.
 
     Raises:
         InputError: a rank's values were refused, or differ from rank 0's.
     """
-    refusals = [refusal for refusal, _ in given]
+    refusals = [refusal for refusal, _ in answers]
     for rank, refusal in enumerate(refusals):
         if refusal is not None:
             raise InputError(refusal if refusals.count(refusal) == len(refusals) else f"on rank {rank} {refusal}")
-    other = first_difference([digests for _, digests in given])
-    if other is not None:
+    clash = first_difference([digests for _, digests in answers])
+    if clash is not None:
         raise InputError(
-            f"ranks 0 and {other[0]} assign different values to '{other[1]}'; every rank must give the same, as rank 0's "
+            f"ranks 0 and {clash[0]} assign different values to '{clash[1]}'; every rank must give the same, as rank 0's "
             "broadcast to all, or random ones of one seed"
         )
 
@@ -125,9 +125,9 @@ def fingerprint(leaves: Sequence[tf.Tensor], is_first: Any) -> tf.Tensor:
         if leaf.shape[1:].is_fully_defined() and leaf.shape[1:].num_elements() * leaf.dtype.size <= BLOCK_BYTES:
             return leaf
         rows = tf.reshape(leaf, [tf.shape(leaf)[0], -1])
-        one = tf.constant(1, tf.int64)
+        least_step = tf.constant(1, tf.int64)
         n_times = tf.size(rows, tf.int64) * leaf.dtype.size // DIGESTED_BYTES
-        return rows[:, :: tf.where(is_first, one, tf.maximum(n_times, one))]
+        return rows[:, :: tf.where(is_first, least_step, tf.maximum(n_times, least_step))]
 
     rows = tf.concat([tf.fingerprint(columns(leaf)) for leaf in leaves], 1)
     return tf.fingerprint(tf.reshape(rows, [1, -1]))

@@ -43,7 +43,7 @@ class Batch:
         """The shapes of inputs, labels and weights without the batch dimension, to tell batches apart."""
         weights = None if self.weights is None else tf.nest.flatten(self.weights)
         parts = (self.inputs, self.labels, weights)
-        return tuple(None if part is None else tuple(tuple(each.shape)[1:] for each in part) for part in parts)
+        return tuple(None if part is None else tuple(tuple(tensor.shape)[1:] for tensor in part) for part in parts)
 
     def with_leaves(self, leaves: Sequence[Any], is_share: bool) -> Batch:
         """Return the same batch with other tensors, given in the order of :attr:`leaves`."""

@@ -23,18 +23,18 @@ from .data.element_parts import matched, planned_weight
 from .runs import check_fits
 
 
-def completed(expected: Signature, seen: Structure, model: keras.Model, loss: Any, batch_size: int | None) -> Signature:
+def completed(expected: Signature, specs: Structure, model: keras.Model, loss: Any, batch_size: int | None) -> Signature:
     """Return the signature of batches like one that was seen, and build the model for them.
 
     Args:
         expected: what the model and the loss tell.
-        seen: the specs of a batch: a tuple of ``x``, ``y`` and ``sample_weight``, of which the latter may be left out.
+        specs: the specs of a batch: a tuple of ``x``, ``y`` and ``sample_weight``, of which the latter may be left out.
         batch_size: the number of samples per step; None for that of the batch.
 
     Raises:
         InputError: the batch isn't what is expected, the model can't be called on it, or it has no labels to go by.
     """
-    x, y, weights = data_adapter_utils.unpack_x_y_sample_weight(seen)
+    x, y, weights = data_adapter_utils.unpack_x_y_sample_weight(specs)
     inputs = part_of(x, PARTS[0]) if expected.inputs is None else _filled(expected.inputs, x, PARTS[0])
     build_layers(model, inputs)
     takes_labels = loss is not None or that_takes_labels(model, loss)
@@ -51,26 +51,26 @@ def completed(expected: Signature, seen: Structure, model: keras.Model, loss: An
     else:
         labels = None if loss is None else labels_for(model, loss, inputs)
     weights = expected.weights if weights is None else tf.nest.map_structure(planned_weight, part_of(weights, PARTS[2]))
-    told = (expected.inputs, expected.labels)
-    as_seen = frozenset(name for name, part in zip(PARTS, told, strict=False) if part is None)
+    parts = (expected.inputs, expected.labels)
+    as_seen = frozenset(name for name, part in zip(PARTS, parts, strict=False) if part is None)
     n_samples = batch_size or next(leaf.shape[0] for leaf in tf.nest.flatten(x) if leaf is not None)
     return Signature(inputs, labels, weights, as_seen=as_seen).resized(n_samples)
 
 
-def _filled(expected: Structure, given: Structure, part: str) -> Structure:
+def _filled(expected: Structure, batch_specs: Structure, part: str) -> Structure:
     """Return the expected specs of one part of a batch, with the extents that they leave open taken from given specs.
 
     Raises:
         InputError: the given tensors aren't those that are expected.
     """
-    leaves, specs = tf.nest.flatten(given), tf.nest.flatten(expected)
+    leaves, specs = tf.nest.flatten(batch_specs), tf.nest.flatten(expected)
     filled = []
-    for spec, index in zip(specs, matched(given, expected, part), strict=True):
+    for spec, index in zip(specs, matched(batch_specs, expected, part), strict=True):
         leaf = leaves[index]
         check_dense(leaf, f"{part} of a batch")
         shape = [None, *leaf.shape[1:]]
         check_fits(spec.name or part, shape, leaf.dtype.name, [None, *spec.shape[1:]], spec.dtype.name)
-        extents = [known or got for known, got in zip_longest(spec.shape, shape[: spec.shape.rank], fillvalue=1)]
+        extents = [old or new for old, new in zip_longest(spec.shape, shape[: spec.shape.rank], fillvalue=1)]
         filled.append(tf.TensorSpec(extents, spec.dtype, spec.name))
     return tf.nest.pack_sequence_as(expected, filled)
 
@@ -131,23 +131,23 @@ class Deferred:
 
     def assigned(self) -> list[tuple[keras.Variable, np.ndarray]]:
         """Return the variables that were assigned to after a checkpoint was given, with their values."""
-        now = self._contents()
-        changed = [each for each in self.model.variables if now[id(each)] != self._before.get(id(each), now[id(each)])]
-        return [(each, each.numpy()) for each in changed]
+        digests = self._contents()
+        variables = [var for var in self.model.variables if digests[id(var)] != self._before.get(id(var), digests[id(var)])]
+        return [(var, var.numpy()) for var in variables]
 
     def _contents(self) -> dict[int, bytes]:
-        return {id(each): whole_digest(each.numpy()) for each in self.model.variables}
+        return {id(var): whole_digest(var.numpy()) for var in self.model.variables}
 
-    def capture(self, seen: Structure) -> None:
+    def capture(self, specs: Structure) -> None:
         """Capture the model for batches like one that was seen.
 
         Args:
-            seen: the specs of ``x``, ``(x, y)`` or ``(x, y, sample_weight)``.
+            specs: the specs of ``x``, ``(x, y)`` or ``(x, y, sample_weight)``.
 
         Raises:
             InputError: the model can't be called on such batches, they don't have what is waited for, or no plan fits.
         """
-        signature = completed(self.expected, seen, self.model, self.loss, self.batch_size)
+        signature = completed(self.expected, specs, self.model, self.loss, self.batch_size)
         self.is_capturing = True
         try:
             with called_at(self.line):
@@ -161,13 +161,13 @@ class Deferred:
         Raises:
             InputError: whether batches have labels is left open.
         """
-        own = that_takes_labels(self.model, self.loss)
-        if own and self.expected.labels is None:
-            of_model = ", or predict by the model itself, whose values are those of the trainer until it has trained"
+        hook = that_takes_labels(self.model, self.loss)
+        if hook and self.expected.labels is None:
+            advice = ", or predict by the model itself, whose values are those of the trainer until it has trained"
             raise InputError(
-                f"a prediction ({running_line()}) comes before any batch to train on, and {own} of model "
+                f"a prediction ({running_line()}) comes before any batch to train on, and {hook} of model "
                 f"'{self.model.name}' leaves open whether these have labels: call fit, train_on_batch or evaluate first, or "
-                f"show a batch by data= of parallelize ({self.line}){of_model if self.checkpoint is None else ''}"
+                f"show a batch by data= of parallelize ({self.line}){advice if self.checkpoint is None else ''}"
             )
 
     def own_weights(self) -> list[np.ndarray]:

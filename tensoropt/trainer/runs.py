@@ -137,28 +137,28 @@ def conformed(tensor: Tensor, value: Any, shape: tuple[int, ...]) -> Any:
     if isinstance(value, tf.Tensor) and value.dtype == tf.string:
         check_fits(tensor.name.partition(":")[0], value.shape.as_list(), "string", shape, tensor.dtype)
         return tf.reshape(value, shape)
-    given = np.asarray(value)
+    array = np.asarray(value)
     dtype = tf.as_dtype(tensor.dtype).as_numpy_dtype
-    check_fits(tensor.name.partition(":")[0], given.shape, given.dtype.name, shape, tensor.dtype)
-    return given.astype(dtype, copy=False).reshape(shape)
+    check_fits(tensor.name.partition(":")[0], array.shape, array.dtype.name, shape, tensor.dtype)
+    return array.astype(dtype, copy=False).reshape(shape)
 
 
 def check_fits(
-    name: str, got: Sequence[int | None], got_dtype: str, expected: Sequence[int | None], expected_dtype: str
+    name: str, shape: Sequence[int | None], dtype: str, expected: Sequence[int | None], expected_dtype: str
 ) -> None:
     """Check a batch's shape and type against the expected ones. An unknown extent (None) fits any.
 
     Raises:
         InputError: they differ by more than a conversion of numbers and trailing dimensions of extent 1.
     """
-    pairs = zip_longest(got, expected, fillvalue=1)
+    pairs = zip_longest(shape, expected, fillvalue=1)
     if any(a != b for a, b in pairs if a is not None and b is not None):
         raise InputError(
-            f"a batch has shape {_text(got)} for '{name}', expected {_text(expected)}, for which the plan was made; give "
+            f"a batch has shape {_text(shape)} for '{name}', expected {_text(expected)}, for which the plan was made; give "
             "batches of this shape, or parallelize the model for yours"
         )
-    if got_dtype != expected_dtype and not (_is_number(got_dtype) and _is_number(expected_dtype)):
-        raise InputError(f"a batch has type {got_dtype} for '{name}', expected {expected_dtype}; convert it")
+    if dtype != expected_dtype and not (_is_number(dtype) and _is_number(expected_dtype)):
+        raise InputError(f"a batch has type {dtype} for '{name}', expected {expected_dtype}; convert it")
 
 
 def _text(shape: Sequence[int | None]) -> str:
@@ -166,8 +166,8 @@ def _text(shape: Sequence[int | None]) -> str:
 
 
 def _is_number(dtype: str) -> bool:
-    found = tf.as_dtype(dtype)
-    return found.is_floating or found.is_integer or found.is_bool
+    type_ = tf.as_dtype(dtype)
+    return type_.is_floating or type_.is_integer or type_.is_bool
 
 
 @dataclass
@@ -276,14 +276,14 @@ class Runs:
         is_larger = signature.extents != self.signature.extents or signature.batch_size > self.signature.batch_size
         if not is_larger and self.planned.execution.plan.micro_batches == 1:
             return 1
-        found, peak_bytes = self._least_peak(kind, signature.batch_size, model)
+        micro_batches, peak_bytes = self._least_peak(kind, signature.batch_size, model)
         if peak_bytes <= self.limit.n_bytes:
-            return found
-        fits, advice = self._largest_that_fits(kind, signature), "not even shapes near the plan's fit: give smaller batches"
-        if fits is not None and signature.extents != self.signature.extents:
-            advice = f"the longest that fits is {_shapes_text(fits)}: cut or pad to that, give smaller batches"
-        elif fits is not None:
-            advice = f"{_shapes_text(fits)} fits: give smaller batches"
+            return micro_batches
+        best, advice = self._largest_that_fits(kind, signature), "not even shapes near the plan's fit: give smaller batches"
+        if best is not None and signature.extents != self.signature.extents:
+            advice = f"the longest that fits is {_shapes_text(best)}: cut or pad to that, give smaller batches"
+        elif best is not None:
+            advice = f"{_shapes_text(best)} fits: give smaller batches"
         raise InputError(
             f"a batch ({running_line()}) of {_shapes_text(signature)} needs {memory_text(peak_bytes)} of a device with the "
             f"configs of the plan, more than the limit of {memory_text(self.limit.n_bytes)}; {advice}, or parallelize with "
@@ -299,16 +299,16 @@ class Runs:
             peaks[n] = peak_beside(self.planned.execution, model, self.limit.hardware, n)
             if peaks[n] <= self.limit.n_bytes:
                 return n, peaks[n]
-        return min(peaks.items(), key=lambda each: each[1])
+        return min(peaks.items(), key=lambda item: item[1])
 
     def _micro_batches(self, kind: str, n_samples: int) -> list[int]:
         """Return in how many micro-batches so many samples may be taken: first in such as aren't larger than planned."""
-        planned = self.planned.execution.plan.micro_batches
-        if kind != TRAIN or planned == 1:
+        n_planned = self.planned.execution.plan.micro_batches
+        if kind != TRAIN or n_planned == 1:
             return [1]
-        most = self.signature.batch_size // planned
-        counts = [n for n in range(1, MOST_DIVIDED * -(-n_samples // most) + 1) if n_samples % n == 0]
-        return sorted(counts, key=lambda n: (n_samples // n > most, n if n_samples // n <= most else -n))
+        n_most = self.signature.batch_size // n_planned
+        counts = [n for n in range(1, MOST_DIVIDED * -(-n_samples // n_most) + 1) if n_samples % n == 0]
+        return sorted(counts, key=lambda n: (n_samples // n > n_most, n if n_samples // n <= n_most else -n))
 
     def _largest_that_fits(self, kind: str, signature: Signature) -> Signature | None:
         """Return the signature with the largest extents between the plan's and the given ones that fits; None if none does.
@@ -316,26 +316,26 @@ class Runs:
         All extents that differ grow together; where none does, the number of samples grows. Complexity: O(log extents)
         captures.
         """
-        steps, at = self._on_the_way(signature)
-        fitting, too_many, found = -1, steps, None
-        while too_many - fitting > 1:
-            middle = (fitting + too_many) // 2
-            tried = at(middle)
-            if self._least_peak(kind, tried.batch_size, self._captured(kind, tried)[1])[1] <= self.limit.n_bytes:
-                fitting, found = middle, tried
+        steps, signature_at = self._on_the_way(signature)
+        low, high, fitting = -1, steps, None
+        while high - low > 1:
+            middle = (low + high) // 2
+            candidate = signature_at(middle)
+            if self._least_peak(kind, candidate.batch_size, self._captured(kind, candidate)[1])[1] <= self.limit.n_bytes:
+                low, fitting = middle, candidate
             else:
-                too_many = middle
-        return found
+                high = middle
+        return fitting
 
     def _on_the_way(self, signature: Signature) -> tuple[int, Callable[[int], Signature]]:
         """Return the number of steps from the plan's extents, or from one sample, to a signature, and what is at a step."""
         if signature.extents == self.signature.extents:
             return signature.batch_size - 1, lambda step: signature.resized(1 + step)
         end = replace(signature, weights=None)
-        begin = replace(self.signature, weights=None).resized(end.batch_size)
-        pairs = zip(itertools.chain(*begin.extents), itertools.chain(*end.extents), strict=True)
-        steps = max(abs((given or 0) - (planned or 0)) for planned, given in pairs)
-        return steps, lambda step: _between(begin, end, step, steps)
+        start = replace(self.signature, weights=None).resized(end.batch_size)
+        pairs = zip(itertools.chain(*start.extents), itertools.chain(*end.extents), strict=True)
+        steps = max(abs((new or 0) - (old or 0)) for old, new in pairs)
+        return steps, lambda step: _between(start, end, step, steps)
 
 
 def _flat(signature: Signature) -> tuple[list[tf.TensorSpec], list[tf.TensorSpec]]:
@@ -343,15 +343,15 @@ def _flat(signature: Signature) -> tuple[list[tf.TensorSpec], list[tf.TensorSpec
     return inputs, [leaf for leaf in labels if leaf is not None]
 
 
-def _between(begin: Signature, end: Signature, step: int, n_steps: int) -> Signature:
+def _between(start: Signature, end: Signature, step: int, n_steps: int) -> Signature:
     """Return the signature whose extents are ``step`` of ``n_steps`` on the way from one signature to another."""
 
-    def at(one: tf.TensorSpec, other: tf.TensorSpec) -> tf.TensorSpec:
-        extents = [a + (b - a) * step // n_steps for a, b in zip(one.shape, other.shape, strict=True)]
-        return tf.TensorSpec(extents, one.dtype)
+    def at(old: tf.TensorSpec, new: tf.TensorSpec) -> tf.TensorSpec:
+        extents = [a + (b - a) * step // n_steps for a, b in zip(old.shape, new.shape, strict=True)]
+        return tf.TensorSpec(extents, old.dtype)
 
-    parts = zip(_flat(begin), _flat(end), strict=True)
-    inputs, labels = ([at(*each) for each in zip(*part, strict=True)] for part in parts)
+    parts = zip(_flat(start), _flat(end), strict=True)
+    inputs, labels = ([at(*specs) for specs in zip(*part, strict=True)] for part in parts)
     return end.of(end.batch_size, inputs, labels, end.weights)
 
 

@@ -74,10 +74,10 @@ class Trainer(Planned, LiveModel):
     def _ranks(self) -> TrainerRanks:  # type: ignore[override]
         return self._saving.ranks
 
-    def _expected(self, seen: Callable[[], Any]) -> Signature:
+    def _expected(self, specs: Callable[[], Any]) -> Signature:
         """Return what batches are expected to be; a model that waits for its first batch is captured for what is seen."""
         if self.deferred is not None:
-            self.deferred.capture(seen())
+            self.deferred.capture(specs())
         return self.ranks.runs.expected
 
     def start(self, execution: Execution, runs: Runs, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> None:
@@ -88,8 +88,8 @@ class Trainer(Planned, LiveModel):
         deferred, self.deferred = self.deferred, None
         self.ranks.start(execution, runs)
         self._started_saving = Saving(self, optimizers, self.ranks, self.ranks.key_of)
-        counted = self._counted
-        keys = [self.ranks.key_of(inner(each)) for each in counted]
+        metric_variables = self._counted
+        keys = [self.ranks.key_of(inner(metric)) for metric in metric_variables]
         self.ranks.passing = frozenset(key for key in keys if key is not None)
         self.ranks.hold_optimizers(optimizers)
         self.go_live(RunningRate(self.ranks))
@@ -116,7 +116,7 @@ class Trainer(Planned, LiveModel):
 
     # Methods that users call
 
-    def fit(self, *arguments: Any, **named: Any) -> keras.callbacks.History:
+    def fit(self, *arguments: Any, **keywords: Any) -> keras.callbacks.History:
         """Train like ``keras.Model.fit``, on all ranks. For arrays, ``batch_size`` defaults to that of the plan.
 
         After :meth:`load`, or with :class:`tensoropt.Survive`, continue with the epoch and the batch that were saved.
@@ -124,31 +124,31 @@ class Trainer(Planned, LiveModel):
         Raises:
             InputError: the data isn't what the plan was made for, or ``keras.Model.fit`` has no such argument.
         """
-        given = self._arguments("fit", arguments, named)
-        keeper = taken_out(given, self.ranks)
+        by_name = self._arguments("fit", arguments, keywords)
+        keeper = taken_out(by_name, self.ranks)
         resumes, self._progress.resumes = self._progress.resumes, None
         if resumes is not None:
-            given["initial_epoch"] = given.get("initial_epoch") or resumes.epoch
-        resumes = (keeper.begin(self, given) if keeper is not None else None) or resumes
+            by_name["initial_epoch"] = by_name.get("initial_epoch") or resumes.epoch
+        resumes = (keeper.begin(self, by_name) if keeper is not None else None) or resumes
         # A dataset decides itself whether it shuffles.
-        given["shuffle"] = not isinstance(given.get("x"), tf.data.Dataset) and given.get("shuffle", True)
+        by_name["shuffle"] = not isinstance(by_name.get("x"), tf.data.Dataset) and by_name.get("shuffle", True)
         self._progress.opens = resumes or RunPosition()
-        given["callbacks"] = [PositionRecorder(self._progress), *(on_ranks(given.get("callbacks"), self) or ())]
-        with self._progress.kept_by(keeper, given["callbacks"]):
-            return super().fit(**given)
+        by_name["callbacks"] = [PositionRecorder(self._progress), *(on_ranks(by_name.get("callbacks"), self) or ())]
+        with self._progress.kept_by(keeper, by_name["callbacks"]):
+            return super().fit(**by_name)
 
-    def evaluate(self, *arguments: Any, **named: Any) -> Any:
+    def evaluate(self, *arguments: Any, **keywords: Any) -> Any:
         """Evaluate like ``keras.Model.evaluate``, on all ranks."""
-        given = self._arguments("evaluate", arguments, named)
-        if not given.get("_use_cached_eval_dataset"):  # else they are those of fit
-            given["callbacks"] = on_ranks(given.get("callbacks"), self)
-        return super().evaluate(**given)
+        by_name = self._arguments("evaluate", arguments, keywords)
+        if not by_name.get("_use_cached_eval_dataset"):  # else they are those of fit
+            by_name["callbacks"] = on_ranks(by_name.get("callbacks"), self)
+        return super().evaluate(**by_name)
 
-    def predict(self, *arguments: Any, **named: Any) -> Any:
+    def predict(self, *arguments: Any, **keywords: Any) -> Any:
         """Return the results for all samples on all ranks, like ``keras.Model.predict``."""
-        given = self._arguments("predict", arguments, named)
-        given["callbacks"] = on_ranks(given.get("callbacks"), self)
-        return super().predict(**given)
+        by_name = self._arguments("predict", arguments, keywords)
+        by_name["callbacks"] = on_ranks(by_name.get("callbacks"), self)
+        return super().predict(**by_name)
 
     def save(
         self, filepath: str | os.PathLike[str], overwrite: bool = True, *, max_to_keep: int | None = None, **options: Any
@@ -235,25 +235,25 @@ class Trainer(Planned, LiveModel):
         """Return a context in which the user's model is compiled with its trained optimizer, on rank 0 while it leads."""
         return self._saving.as_trained()
 
-    def _arguments(self, method: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    def _arguments(self, method: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
         """Return a call's arguments by name, with the trainer's defaults: the plan's batch size, output on rank 0 only.
 
         Raises:
             InputError: Keras's method has no such argument.
         """
         signature = inspect.signature(getattr(keras.Model, method))
-        known = [name for name, each in signature.parameters.items() if each.kind is not each.VAR_KEYWORD and name != "self"]
-        for name in named:
-            if name not in known and not name.startswith("_"):
-                raise InputError(f"{method} has no argument {name!r}; it takes {', '.join(known)}")
+        names = [name for name, spec in signature.parameters.items() if spec.kind is not spec.VAR_KEYWORD and name != "self"]
+        for name in keywords:
+            if name not in names and not name.startswith("_"):
+                raise InputError(f"{method} has no argument {name!r}; it takes {', '.join(names)}")
         try:
-            bound = signature.bind(self, *arguments, **named).arguments
+            bound = signature.bind(self, *arguments, **keywords).arguments
         except TypeError as error:
-            raise InputError(f"{method}: {error}; it takes {', '.join(known)}") from error
-        given = {name: value for name, value in bound.items() if name not in ("self", "kwargs")} | bound.get("kwargs", {})
-        given["batch_size"] = given.get("batch_size") or (self.batch_size if self.trains_planned_size else None)
-        given["verbose"] = given.get("verbose", "auto") if self.ranks.rank == 0 else 0
-        return given
+            raise InputError(f"{method}: {error}; it takes {', '.join(names)}") from error
+        by_name = {name: value for name, value in bound.items() if name not in ("self", "kwargs")} | bound.get("kwargs", {})
+        by_name["batch_size"] = by_name.get("batch_size") or (self.batch_size if self.trains_planned_size else None)
+        by_name["verbose"] = by_name.get("verbose", "auto") if self.ranks.rank == 0 else 0
+        return by_name
 
     # Methods that Keras's loops call
 
@@ -297,24 +297,24 @@ class Trainer(Planned, LiveModel):
             check_labels(batch, self.ranks.runs.signature, self.inner)
             last[:] = [batch]
             computed, logs = step(batch)
-            found = as_python(logs)
-            self._progress.results = as_python(computed) if isinstance(computed, dict) else found
-            return found
+            values = as_python(logs)
+            self._progress.results = as_python(computed) if isinstance(computed, dict) else values
+            return values
 
         return function
 
     def _ending(self, kind: str, is_open: bool) -> Callable[..., None]:
         """Return a function of the last batch, which does what Keras does where there is no other: all that needs none."""
-        computes, known = self._computes, dict[Any, Callable[[], Any] | None]()
+        computes, updates = self._computes, dict[Any, Callable[[], Any] | None]()
 
         def end_data(batch: Batch | None = None) -> None:
             if batch is None or computes.run_eagerly or computes.steps_per_execution > 1:
                 return  # then Keras looks first whether there is a batch
             self.ranks.catch_up()
-            if batch.extents not in known:
+            if batch.extents not in updates:
                 signature = self.ranks.runs.signature_of(batch)
-                known[batch.extents] = self.without_data(kind, signature.resized(None) if is_open else signature)
-            update = known[batch.extents]
+                updates[batch.extents] = self.without_data(kind, signature.resized(None) if is_open else signature)
+            update = updates[batch.extents]
             if update is not None:
                 update()
                 self._progress.results = None
@@ -333,8 +333,8 @@ class Trainer(Planned, LiveModel):
 
         def function(elements: Sequence[Any]) -> Any:
             batches = list(map(self._batch, elements))
-            made = list(map(self.ranks.predict, batches))
-            return keras.tree.map_structure(lambda *values: tf.concat(values, 0), *made)
+            predictions = list(map(self.ranks.predict, batches))
+            return keras.tree.map_structure(lambda *values: tf.concat(values, 0), *predictions)
 
         self.predict_function = function
         return function
@@ -372,7 +372,7 @@ class Trainer(Planned, LiveModel):
             return
         with own_values():
             super().reset_metrics()
-            values = [(inner(each), inner(each).numpy()) for each in self._counted]
+            values = [(inner(metric), inner(metric).numpy()) for metric in self._counted]
         for variable, value in values:
             key = self.ranks.key_of(variable)
             if key is not None:

@@ -97,8 +97,8 @@ class TrainerRanks(LedRanks):
         plan = self.execution.plan
         if len(plan.stages) > 1:
             return sys.maxsize  # its stages have devices of their own, and take the samples of a micro-batch
-        fed = (op for op in plan.operators if op.type == PLACEHOLDER and op.results[0].splits)
-        return self.processes.size if any(op.config.used_axes for op in fed) else sys.maxsize
+        placeholders = (op for op in plan.operators if op.type == PLACEHOLDER and op.results[0].splits)
+        return self.processes.size if any(op.config.used_axes for op in placeholders) else sys.maxsize
 
     @property
     def optimizer(self) -> StepOptimizer:
@@ -108,9 +108,9 @@ class TrainerRanks(LedRanks):
     @cached_property
     def optimizers(self) -> dict[str, StepOptimizer]:
         """The optimizers of the training step, by the name of the step that applies each first."""
-        first = [step.name for step in self.runs.planned.captured.graph.train_steps.values() if not step.of]
-        found = {name: self.execution.engine.optimizers[name] for name in first}
-        return {name: running for name, running in found.items() if isinstance(running.running[0], RunningKeras)}
+        names = [step.name for step in self.runs.planned.captured.graph.train_steps.values() if not step.of]
+        optimizers = {name: self.execution.engine.optimizers[name] for name in names}
+        return {name: optimizer for name, optimizer in optimizers.items() if isinstance(optimizer.running[0], RunningKeras)}
 
     # Steps
 
@@ -158,10 +158,10 @@ class TrainerRanks(LedRanks):
         self.changing(self.trained)
         for step in self.runs.planned.captured.graph.train_steps.values():
             optimizer = self.optimizers[step.of or step.name]
-            for each in optimizer.running:
-                assert isinstance(each, RunningKeras)
-                if each.is_always_applied:
-                    each.update_without_data(self.value)
+            for running in optimizer.running:
+                assert isinstance(running, RunningKeras)
+                if running.is_always_applied:
+                    running.update_without_data(self.value)
 
     @caught_up
     @everywhere
@@ -193,8 +193,8 @@ class TrainerRanks(LedRanks):
         if len(executions) == 1:
             return self.planned_state
         if self._all_state[0] != len(executions):
-            others = {entry.key: entry for each in executions[1:] for entry in each.engine.state()}
-            self._all_state = len(executions), {**others, **self.planned_state}
+            entries = {entry.key: entry for execution in executions[1:] for entry in execution.engine.state()}
+            self._all_state = len(executions), {**entries, **self.planned_state}
         return self._all_state[1]
 
     def key_of(self, variable: Any) -> str | None:
@@ -207,8 +207,8 @@ class TrainerRanks(LedRanks):
         """The keys of the variables that a training step changes, those of optimizers included."""
         graph = self.runs.planned.captured.graph
         steps = [name for step in graph.train_steps.values() for name in step.variables]
-        of_optimizers = [key for key, entry in self.planned_state.items() if entry.step is not None]
-        return frozenset([*steps, *of_optimizers, *self.runs.planned.updated])
+        optimizer_keys = [key for key, entry in self.planned_state.items() if entry.step is not None]
+        return frozenset([*steps, *optimizer_keys, *self.runs.planned.updated])
 
     def values(self, keys: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
         """Yield each variable's key and global value, on every rank; while rank 0 leads, only there."""
@@ -220,19 +220,19 @@ class TrainerRanks(LedRanks):
     def value(self, key: str) -> np.ndarray:
         """Return the global value of a variable's shards, on every rank; while rank 0 leads, only there."""
         entry = self.state[key]
-        full = entry.variables[0].numpy() if entry.is_whole_on(self.processes.size) else self._gather(key, not self.leads)
-        assert full is not None
-        return full
+        value = entry.variables[0].numpy() if entry.is_whole_on(self.processes.size) else self._gather(key, not self.leads)
+        assert value is not None
+        return value
 
     # Copies
 
     def _notice(self) -> None:
         """Notice the variables of programs that were made, which have begun with the variables' own values."""
         self._n_noticed = len(self.runs.executions)
-        on_ranks = copies_on_ranks(self.runs.planned.captured, self.optimizers)
+        copies = copies_on_ranks(self.runs.planned.captured, self.optimizers)
         for variable, name in self.runs.names.all:
-            if name in self.state and id(variable) in on_ranks:
-                self._shown[name] = on_ranks[id(variable)]
+            if name in self.state and id(variable) in copies:
+                self._shown[name] = copies[id(variable)]
             elif name in self.state and name not in self.lives:
                 self.hold(name, Live.of(variable))
         forget_accesses(self.lives.values())  # those of the capture
@@ -247,8 +247,8 @@ class TrainerRanks(LedRanks):
         captured = self.runs.planned.captured
         for step, optimizer in optimizers.items():
             names = captured.graph.train_steps[step].variables
-            updated = {name: captured.capture.variables[name] for name in names}
-            hold_optimizer(self, step, optimizer, updated)
+            variables = {name: captured.capture.variables[name] for name in names}
+            hold_optimizer(self, step, optimizer, variables)
         self.catch_up()
 
     def export(self) -> None:
@@ -290,17 +290,17 @@ class TrainerRanks(LedRanks):
         for step, optimizer in self.optimizers.items() if hasattr(self, "runs") else ():  # else it waits for the first batch
             settings = optimizer.new_settings()
             if settings:
-                what = f"attributes of the optimizer ({running_line()})"
-                if not self.leads and self.processes.first_that_differs(repr(settings), what) is not None:
-                    raise InputError(f"ranks set different {what}: {', '.join(settings)}; set the same on all ranks")
+                subject = f"attributes of the optimizer ({running_line()})"
+                if not self.leads and self.processes.first_that_differs(repr(settings), subject) is not None:
+                    raise InputError(f"ranks set different {subject}: {', '.join(settings)}; set the same on all ranks")
                 self._take_over(step, settings)
 
     @everywhere
     def _take_over(self, step: str, settings: Mapping[str, Any]) -> None:
         """Have the steps computed with other attributes of an optimizer. They are built again, as at first."""
         self.optimizers[step].take_over(settings)
-        for each in self.runs.executions:
-            each.engine.rebuild_steps()
+        for execution in self.runs.executions:
+            execution.engine.rebuild_steps()
 
     @everywhere
     def _renew(self, key: str, value: np.ndarray) -> None:
@@ -310,27 +310,27 @@ class TrainerRanks(LedRanks):
         self.lives[key].note_copy()
 
     @everywhere
-    def _gather(self, key: str, to_all: bool) -> np.ndarray | None:
+    def _gather(self, key: str, is_to_all: bool) -> np.ndarray | None:
         entry = self.state[key]
-        held: Any = {
+        own_shards: Any = {
             rank: shard.numpy()
             for rank, shard in zip(entry.ranks, entry.variables, strict=True)
             if holders_of(entry.layout, rank)[0] == rank
         }
-        found = self.processes.gather((key, held)) if to_all else self.processes.collect((key, held), 0)
-        if found is None:
+        messages = self.processes.gather((key, own_shards)) if is_to_all else self.processes.collect((key, own_shards), 0)
+        if messages is None:
             return None
-        for rank, (other, _) in enumerate(found):
-            if other != found[0][0]:
+        for rank, (read, _) in enumerate(messages):
+            if read != messages[0][0]:
                 raise InputError(
-                    f"rank 0 reads '{found[0][0]}' where rank {rank} reads '{other}': shards are gathered from all ranks, "
+                    f"rank 0 reads '{messages[0][0]}' where rank {rank} reads '{read}': shards are gathered from all ranks, "
                     "so that every rank must read the same, in the same order"
                 )
-        full = np.empty(entry.shape, tf.as_dtype(entry.dtype).as_numpy_dtype)
-        for _, shards in found:
+        value = np.empty(entry.shape, tf.as_dtype(entry.dtype).as_numpy_dtype)
+        for _, shards in messages:
             for rank, shard in shards.items():
-                full[shard_slices(entry.layout, entry.shape, rank)] = shard
-        return full
+                value[shard_slices(entry.layout, entry.shape, rank)] = shard
+        return value
 
     @everywhere
     def assign(self, key: str, value: np.ndarray) -> None:
@@ -351,11 +351,11 @@ class TrainerRanks(LedRanks):
         self.changing({key})
         entry.assign(value)
 
-    def assign_same(self, checked: Callable[[], Mapping[str, np.ndarray]]) -> None:
+    def assign_same(self, checked_values: Callable[[], Mapping[str, np.ndarray]]) -> None:
         """Assign global values to variables, once they are found valid and equal on all ranks.
 
         Args:
-            checked: returns the values by key, or raises InputError if one is invalid.
+            checked_values: returns the values by key, or raises InputError if one is invalid.
 
         Raises:
             InputError: a value is invalid or differs between ranks. The message is the same on all ranks, and no value has
@@ -363,15 +363,15 @@ class TrainerRanks(LedRanks):
         """
         values, refusal = {}, None
         try:
-            values = dict(checked())
+            values = dict(checked_values())
         except InputError as error:
             refusal = error
         if self.leads or self.processes.size == 1:
             if refusal is not None:
                 raise refusal
         else:
-            said = None if refusal is None else str(refusal)
-            check_same(self.processes.gather((said, {key: whole_digest(value) for key, value in values.items()})))
+            message = None if refusal is None else str(refusal)
+            check_same(self.processes.gather((message, {key: whole_digest(value) for key, value in values.items()})))
         for key, value in values.items():
             self.assign(key, value)
 

@@ -14,35 +14,35 @@ _BY_DEFAULT = 32
 """Keras's own samples per step, where nothing says how many."""
 
 
-def batch_size_of(method: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> int | None:
+def batch_size_of(method: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]) -> int | None:
     """Return the samples per step of a call of ``fit`` or ``train_on_batch``; None if only the first batch tells.
 
     Args:
         method: Keras's method.
-        arguments, named: those of the call, without the model.
+        arguments, keywords: those of the call, without the model.
     """
     try:
-        given = inspect.signature(method).bind(None, *arguments, **named).arguments
+        by_name = inspect.signature(method).bind(None, *arguments, **keywords).arguments
     except TypeError:
         return None  # Keras says what is wrong
-    x = given.get("x")
+    x = by_name.get("x")
     if isinstance(x, tf.data.Dataset):
         return _of_dataset(x)
     n_samples = _length(x)
     if n_samples is None or method.__name__ == "train_on_batch":
         return n_samples
-    n_trained = math.floor(n_samples * (1.0 - (given.get("validation_split") or 0.0)))
-    return max(1, min(given.get("batch_size") or _BY_DEFAULT, n_trained))
+    n_trained = math.floor(n_samples * (1.0 - (by_name.get("validation_split") or 0.0)))
+    return max(1, min(by_name.get("batch_size") or _BY_DEFAULT, n_trained))
 
 
 def _of_dataset(data: Any) -> int | None:
     shapes = [getattr(leaf, "shape", None) for leaf in tf.nest.flatten(data.element_spec)]
-    known = next((shape[0] for shape in shapes if shape is not None and shape.rank), None)
-    while known is None and data is not None:  # what batched it; a later map may have changed that, which is rare
+    batch_size = next((shape[0] for shape in shapes if shape is not None and shape.rank), None)
+    while batch_size is None and data is not None:  # what batched it; a later map may have changed that, which is rare
         size = getattr(data, "_batch_size", None)
-        known = None if size is None else int(size)
+        batch_size = None if size is None else int(size)
         data = getattr(data, "_input_dataset", None)
-    return known
+    return batch_size
 
 
 def _length(x: Any) -> int | None:

@@ -31,8 +31,8 @@ def copied_input() -> Iterator[dict[str, str]]:
         path.touch()
 
         def copy() -> None:
-            with open(path, "wb", buffering=0) as file, open(0, "rb", buffering=0, closefd=False) as given:
-                shutil.copyfileobj(given, file)
+            with open(path, "wb", buffering=0) as file, open(0, "rb", buffering=0, closefd=False) as source:
+                shutil.copyfileobj(source, file)
             Path(f"{path}{_END}").touch()
 
         threading.Thread(target=copy, daemon=True).start()

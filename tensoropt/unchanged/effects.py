@@ -46,16 +46,16 @@ def noting_files(processes: Processes) -> Callable[[], None]:
 
     Return a function that all ranks call at the script's end, by which rank 0 tells of files that others wrote as well.
     """
-    written: dict[str, str] = {}
+    lines: dict[str, str] = {}
 
-    def see(event: str, given: Sequence[Any]) -> None:
-        if event == "open" and isinstance(given[0], str) and not set(given[1] or "").isdisjoint("wax+"):
+    def see(event: str, arguments: Sequence[Any]) -> None:
+        if event == "open" and isinstance(arguments[0], str) and not set(arguments[1] or "").isdisjoint("wax+"):
             with contextlib.suppress(Exception):  # which would keep the file from being opened
-                written.setdefault(os.path.abspath(given[0]), line_at("", sys._getframe(1)))
+                lines.setdefault(os.path.abspath(arguments[0]), line_at("", sys._getframe(1)))
 
     def tell() -> None:
-        first, *others = processes.gather(written, "the files that the script has written")
-        twice = [path for path in first if os.path.isfile(path) and any(path in each for each in others)]
+        first, *other_ranks = processes.gather(lines, "the files that the script has written")
+        twice = [path for path in first if os.path.isfile(path) and any(path in files for files in other_ranks)]
         if twice:
             names = short(", ".join(map(os.path.basename, twice)))
             say_once(
@@ -69,8 +69,8 @@ def noting_files(processes: Processes) -> Callable[[], None]:
 
 def share_seed(processes: Processes) -> int:
     """Seed Python's and NumPy's random numbers alike on all ranks, and return the seed: rank 0's, or that of a kept run."""
-    own = int(os.environ.get(SEED) or int.from_bytes(os.urandom(4), "little"))
-    seed: int = processes.broadcast(own, "the seed of random numbers")
+    own_seed = int(os.environ.get(SEED) or int.from_bytes(os.urandom(4), "little"))
+    seed: int = processes.broadcast(own_seed, "the seed of random numbers")
     random.seed(seed)
     np.random.seed(seed)
     return seed

@@ -91,15 +91,15 @@ class ScriptTrainer(Trainer):
         """Return the model that a callback sees: the user's, or for Keras's own callbacks the trainer, which knows them."""
         return self if type(callback).__module__.startswith("keras.") else self.inner
 
-    def in_file(self, method: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> None:
+    def in_file(self, method: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
         """Have rank 0 write the trained values to a file, or read them from it, by a method of Keras's models."""
-        path = str(arguments[0] if arguments else named.get("filepath"))
+        path = str(arguments[0] if arguments else keywords.get("filepath"))
         act = self._saving.read if method.__name__ == READING else self._saving.write
-        act(path, lambda model: method(model, *arguments, **named))
+        act(path, lambda model: method(model, *arguments, **keywords))
 
     def check_trained(self) -> None:
         """Go on training what was trainable when the model was captured, as Keras does without another ``compile``."""
-        self._has_others = self.is_live and {id(each) for each in self.trained} != set(self._trained_before)
+        self._has_others = self.is_live and {id(variable) for variable in self.trained} != set(self._trained_before)
 
     def _check_size(self, batch: Batch) -> None:
         """Take batches of any size; each size has a program of its own."""
@@ -124,8 +124,8 @@ class Trained:
 
 def trainer_of(model: keras.Model) -> ScriptTrainer | None:
     """Return the trainer of a model; None if it has none, or its optimizer is another one by now."""
-    found = getattr(model, "train_function", None)
-    return found.trainer if isinstance(found, Trained) and found.optimizer is model.optimizer else None
+    function = getattr(model, "train_function", None)
+    return function.trainer if isinstance(function, Trained) and function.optimizer is model.optimizer else None
 
 
 def hand_over(options: Mapping[str, Any]) -> None:
@@ -139,9 +139,9 @@ def hand_over(options: Mapping[str, Any]) -> None:
         setattr(TensorFlowTrainer, name, _handing(getattr(TensorFlowTrainer, name), training_options))
     for name in (*WRITING, READING):
         setattr(keras.Model, name, _in_files(getattr(keras.Model, name)))
-    for each in ("keras", "keras._tf_keras.keras"):
+    for package in ("keras", "keras._tf_keras.keras"):
         for module in ("models", "saving"):
-            importlib.import_module(f"{each}.{module}").save_model = _save_model  # type: ignore[attr-defined]
+            importlib.import_module(f"{package}.{module}").save_model = _save_model  # type: ignore[attr-defined]
     hand_over_steps(training_options, lambda: everyone().leads)
     tf.train.Checkpoint.write = tf.train.Checkpoint.save = _refused_checkpoint
 
@@ -150,22 +150,22 @@ def _handing(original: Callable[..., Any], options: TrainingOptions) -> Callable
     name = original.__name__
 
     @wraps(original)
-    def method(self: Any, *arguments: Any, **named: Any) -> Any:
+    def method(self: Any, *arguments: Any, **keywords: Any) -> Any:
         if isinstance(self, KerasObjective) or not self.compiled or _is_by_xla(self):
-            return original(self, *arguments, **named)
+            return original(self, *arguments, **keywords)
         trainer = trainer_of(self)
         if name in TRAINING and trainer is None and _is_frozen(self):
-            result = original(self, *arguments, **named)
+            result = original(self, *arguments, **keywords)
             vars(self)[_FROZEN] = self.train_function
             return result
         if name in TRAINING:
             if name == "train_on_batch":
                 say_unsaved(name)
-            trainer = _fitting(self, trainer, original, arguments, named, options)
+            trainer = _fitting(self, trainer, original, arguments, keywords, options)
         if trainer is None or (trainer.deferred is not None and name not in TRAINING):
-            return original(self, *arguments, **named)
+            return original(self, *arguments, **keywords)
         with is_set(IS_HANDED):
-            result = getattr(trainer, name)(*arguments, **named)
+            result = getattr(trainer, name)(*arguments, **keywords)
         if isinstance(result, keras.callbacks.History):
             result.set_model(self)
         return result
@@ -179,8 +179,8 @@ def _is_by_xla(model: keras.Model) -> bool:
     if config is None or config.config["jit_compile"] is not True:
         return False
     is_alone = current_processes().size == 1 and SEED not in os.environ
-    what = "Keras trains the model itself" if is_alone else "steps on ranks run without XLA"
-    say_once(f"the script compiles a model with jit_compile=True: {what}")
+    effect = "Keras trains the model itself" if is_alone else "steps on ranks run without XLA"
+    say_once(f"the script compiles a model with jit_compile=True: {effect}")
     return is_alone
 
 
@@ -200,15 +200,15 @@ def _fitting(
     trainer: ScriptTrainer | None,
     method: Callable[..., Any],
     arguments: Any,
-    named: Mapping[str, Any],
+    keywords: Mapping[str, Any],
     options: TrainingOptions,
 ) -> ScriptTrainer:
     """Return the trainer for a call that trains: the model's, or a new one if its plan is for another size of batches."""
-    n_samples = batch_size_of(method, arguments, named)
+    n_samples = batch_size_of(method, arguments, keywords)
     if trainer is not None:
-        planned = trainer.batch_size
-        is_last = method.__name__ == "train_on_batch" and n_samples is not None and n_samples < planned
-        if trainer.deferred is None and (n_samples in (None, planned) or is_last or everyone().leads):
+        n_planned = trainer.batch_size
+        is_last = method.__name__ == "train_on_batch" and n_samples is not None and n_samples < n_planned
+        if trainer.deferred is None and (n_samples in (None, n_planned) or is_last or everyone().leads):
             return trainer
     if everyone().leads:
         raise InputError(
@@ -216,10 +216,10 @@ def _fitting(
             "for it outside of the callback"
         )
     _check_optimizer(model)
-    made = parallelized(model, n_samples, options, Training(), ScriptTrainer)
-    assert isinstance(made, ScriptTrainer)
-    model.train_function = Trained(made, model.optimizer)
-    return made
+    new_trainer = parallelized(model, n_samples, options, Training(), ScriptTrainer)
+    assert isinstance(new_trainer, ScriptTrainer)
+    model.train_function = Trained(new_trainer, model.optimizer)
+    return new_trainer
 
 
 def _check_optimizer(model: keras.Model) -> None:
@@ -240,25 +240,25 @@ def _in_files(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method that writes or reads a model's files on rank 0, while the other ranks join in."""
 
     @wraps(original)
-    def method(self: Any, *arguments: Any, **named: Any) -> Any:
+    def method(self: Any, *arguments: Any, **keywords: Any) -> Any:
         trainer = None if isinstance(self, KerasObjective) else trainer_of(self)
         has_trained = trainer is not None and trainer.deferred is None
         if isinstance(self, KerasObjective) or _is_in_file.get() or (original.__name__ == READING and not has_trained):
-            return original(self, *arguments, **named)
+            return original(self, *arguments, **keywords)
         with is_set(_is_in_file):
             if trainer is not None and has_trained:
-                return trainer.in_file(original, arguments, named)
-            return everyone().lead(lambda: original(self, *arguments, **named))
+                return trainer.in_file(original, arguments, keywords)
+            return everyone().lead(lambda: original(self, *arguments, **keywords))
 
     return method
 
 
-def _save_model(model: keras.Model, filepath: Any, *arguments: Any, **named: Any) -> None:
+def _save_model(model: keras.Model, filepath: Any, *arguments: Any, **keywords: Any) -> None:
     """Save a model as its own method does. It is Keras's function ``save_model``."""
-    model.save(filepath, *arguments, **named)
+    model.save(filepath, *arguments, **keywords)
 
 
-def _refused_checkpoint(checkpoint: Any, *arguments: Any, **named: Any) -> None:
+def _refused_checkpoint(checkpoint: Any, *arguments: Any, **keywords: Any) -> None:
     raise InputError(
         f"tf.train.Checkpoint ({running_line()}) would write a file on each rank, without the optimizer's state, which is "
         "on the ranks; write the model by model.save(path), and read it by keras.models.load_model(path)"

@@ -46,8 +46,8 @@ def main(arguments: Sequence[str]) -> None:
         if processes.size > 1 and not has_trained():
             raise InputError(OF_NO_MODEL.format(size=processes.size))
         tell_of_files()
-    except SystemExit as leaving:
-        sys.exit(leaving.code)  # which tells the other ranks
+    except SystemExit as exit_error:
+        sys.exit(exit_error.code)  # which tells the other ranks
     except BaseException as error:
         if refused_at is not None and isinstance(error, InputError):
             Path(refused_at).touch()
@@ -66,18 +66,18 @@ def _run(program: list[str], is_module: bool) -> None:
 
 def _report(error: BaseException) -> NoReturn:
     """Report an exception of the script's as Python does, with the script's own frames, and end."""
-    own, metadata = _own_part(error.__traceback__), getattr(error, "ag_error_metadata", None)
+    own_trace, metadata = _own_part(error.__traceback__), getattr(error, "ag_error_metadata", None)
     if isinstance(error, InputError) and metadata is not None:  # AutoGraph has put the sentence into a trace
         error = InputError(str(metadata.cause_message).removeprefix(f"{type(error).__name__}: "))
-    sys.excepthook(type(error), error.with_traceback(own), own)
+    sys.excepthook(type(error), error.with_traceback(own_trace), own_trace)
     sys.exit(1)
 
 
 def _own_part(trace: TracebackType | None) -> TracebackType | None:
     """Return the part of a trace that begins in the script; all of it if none does."""
-    inner = trace
-    while inner is not None:
-        if inner.tb_frame.f_globals.get("__name__") == "__main__":
-            return inner
-        inner = inner.tb_next
+    entry = trace
+    while entry is not None:
+        if entry.tb_frame.f_globals.get("__name__") == "__main__":
+            return entry
+        entry = entry.tb_next
     return trace

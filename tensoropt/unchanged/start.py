@@ -76,8 +76,8 @@ def _begin(seed: int) -> None:
     hand_over(_started)
 
 
-def _check_backend(known: str | None = None) -> None:
-    backend = known or os.environ.get("KERAS_BACKEND", TENSORFLOW)
+def _check_backend(given_backend: str | None = None) -> None:
+    backend = given_backend or os.environ.get("KERAS_BACKEND", TENSORFLOW)
     if backend != TENSORFLOW:
         raise InputError(
             f"Keras's backend is {backend!r}, by KERAS_BACKEND or by the script; models are trained on several ranks as "

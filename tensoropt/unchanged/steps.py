@@ -99,10 +99,10 @@ class ScriptStep(StepFunction):
 
     _one_reads = False
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Run one training step, and return what the step returns."""
         with is_set(IS_HANDED):
-            results = super().__call__(*arguments, **named)
+            results = super().__call__(*arguments, **keywords)
         return tf.nest.map_structure(lambda leaf: leaf if leaf is None else tf.convert_to_tensor(leaf), results)
 
     def _agreed(self, names: Sequence[str], leaves: list[np.ndarray]) -> list[np.ndarray]:
@@ -136,39 +136,39 @@ def hand_over_steps(options: TrainingOptions, leads: Callable[[], bool]) -> None
 
     def calling(call: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(call)
-        def __call__(function: Any, *arguments: Any, **named: Any) -> Any:
+        def __call__(function: Any, *arguments: Any, **keywords: Any) -> Any:
             if not is_scripts() or not tf.executing_eagerly():
-                return call(function, *arguments, **named)
+                return call(function, *arguments, **keywords)
             if _STEPS not in vars(function):
                 try:
                     with is_set(_is_traced):
-                        return call(function, *arguments, **named)
-                except _IsStepError as found:
-                    if isinstance(found, _MayBeStepError) and not _trains(function, arguments, named):
-                        return call(function, *arguments, **named)
+                        return call(function, *arguments, **keywords)
+                except _IsStepError as error:
+                    if isinstance(error, _MayBeStepError) and not _trains(function, arguments, keywords):
+                        return call(function, *arguments, **keywords)
                     vars(function)[_STEPS] = {}
             if leads():
                 raise InputError(
                     f"a training step is called ({running_line()}) in a callback, which rank 0 alone runs; call it outside "
                     "of the callback"
                 )
-            return _run(function, arguments, named, options)
+            return _run(function, arguments, keywords, options)
 
         return __call__
 
     def taking(gradient: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(gradient)
-        def take(tape: Any, target: Any, sources: Any, *others: Any, **named: Any) -> Any:
-            of_variables = any(isinstance(each, keras.Variable) for each in tf.nest.flatten(sources))
-            if of_variables and _is_traced.get() and not _is_asked.get() and is_scripts():
+        def take(tape: Any, target: Any, sources: Any, *rest: Any, **keywords: Any) -> Any:
+            has_variables = any(isinstance(source, keras.Variable) for source in tf.nest.flatten(sources))
+            if has_variables and _is_traced.get() and not _is_asked.get() and is_scripts():
                 raise _MayBeStepError
-            return gradient(tape, target, sources, *others, **named)
+            return gradient(tape, target, sources, *rest, **keywords)
 
         return take
 
     def applying(apply: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(apply)
-        def applied(optimizer: Any, *arguments: Any, **named: Any) -> Any:
+        def applied(optimizer: Any, *arguments: Any, **keywords: Any) -> Any:
             if is_scripts():
                 if _is_traced.get():
                     raise _IsStepError
@@ -177,7 +177,7 @@ def hand_over_steps(options: TrainingOptions, leads: Callable[[], bool]) -> None
                     "train on the whole batch; put the tape and the optimizer into a function of a batch, as in "
                     "def step(x, y), write @tf.function above it, and call step(x, y) in the loop"
                 )
-            return apply(optimizer, *arguments, **named)
+            return apply(optimizer, *arguments, **keywords)
 
         return applied
 
@@ -186,55 +186,55 @@ def hand_over_steps(options: TrainingOptions, leads: Callable[[], bool]) -> None
     BaseOptimizer.apply = applying(BaseOptimizer.apply)
 
 
-def _trains(function: Any, arguments: Any, named: Any) -> bool:
+def _trains(function: Any, arguments: Any, keywords: Any) -> bool:
     """Return whether a function that takes gradients applies an optimizer, or assigns to a variable."""
     try:
         with is_set(_is_traced), is_set(_is_asked):
-            graph = function.get_concrete_function(*arguments, **named).graph.as_graph_def()
+            graph = function.get_concrete_function(*arguments, **keywords).graph.as_graph_def()
     except _IsStepError:
         return True
-    nodes = itertools.chain(graph.node, *(each.node_def for each in graph.library.function))
+    nodes = itertools.chain(graph.node, *(definition.node_def for definition in graph.library.function))
     return any(treatment_of(node.op) is Treatment.WRITE for node in nodes)
 
 
-def _run(function: Any, arguments: Any, named: Any, options: TrainingOptions) -> Any:
+def _run(function: Any, arguments: Any, keywords: Any, options: TrainingOptions) -> Any:
     """Run a training step, with a plan for each of the values that aren't tensors, as TensorFlow has a trace for each.
 
     Raises:
         InputError: the step can't be captured.
     """
-    leaves = tf.nest.flatten((arguments, named))
+    leaves = tf.nest.flatten((arguments, keywords))
     if any(isinstance(leaf, tf.data.Dataset) for leaf in leaves):
         raise _reads_dataset()
     has_iterators = any(isinstance(leaf, tf.data.Iterator) for leaf in leaves)
     if has_iterators:
-        arguments, named = tf.nest.map_structure(
-            lambda leaf: _OneBatch(leaf.get_next()) if isinstance(leaf, tf.data.Iterator) else leaf, (arguments, named)
+        arguments, keywords = tf.nest.map_structure(
+            lambda leaf: _OneBatch(leaf.get_next()) if isinstance(leaf, tf.data.Iterator) else leaf, (arguments, keywords)
         )
-        leaves = tf.nest.flatten((arguments, named))
-    fixed = {k: leaf for k, leaf in enumerate(leaves) if not isinstance(leaf, (tf.Tensor, np.ndarray, np.generic))}
-    key = tuple((k, leaf if isinstance(leaf, (int, float, str, bytes)) else id(leaf)) for k, leaf in fixed.items())
+        leaves = tf.nest.flatten((arguments, keywords))
+    constants = {k: leaf for k, leaf in enumerate(leaves) if not isinstance(leaf, (tf.Tensor, np.ndarray, np.generic))}
+    key = tuple((k, leaf if isinstance(leaf, (int, float, str, bytes)) else id(leaf)) for k, leaf in constants.items())
     steps: dict[Any, StepFunction] = vars(function)[_STEPS]
     if key not in steps:
         say_unsaved("a training step of the script's own")
         step = function.python_function
-        if fixed or named or has_iterators:
-            step = _with_fixed(step, arguments, named, fixed)
-        models = [each for each in gc.get_objects() if issubclass(type(each), keras.Model)]
-        objective = StepObjective(step, [each for each in models if not isinstance(each, KerasObjective)])
+        if constants or keywords or has_iterators:
+            step = _with_fixed(step, arguments, keywords, constants)
+        models = [model for model in gc.get_objects() if issubclass(type(model), keras.Model)]
+        objective = StepObjective(step, [model for model in models if not isinstance(model, KerasObjective)])
         size = next((leaf.shape[0] for leaf in leaves if len(getattr(leaf, "shape", ()))), 1)
         steps[key] = started_step(objective, None, int(size), options, ScriptStep)
-    tensors = [leaf for k, leaf in enumerate(leaves) if k not in fixed]
-    return steps[key](*(tensors if fixed or named or has_iterators else arguments))
+    tensors = [leaf for k, leaf in enumerate(leaves) if k not in constants]
+    return steps[key](*(tensors if constants or keywords or has_iterators else arguments))
 
 
-def _with_fixed(step: Callable[..., Any], arguments: Any, named: Any, fixed: dict[int, Any]) -> Callable[..., Any]:
+def _with_fixed(step: Callable[..., Any], arguments: Any, keywords: Any, constants: dict[int, Any]) -> Callable[..., Any]:
     """Return a step that takes only tensors, with the other values of a call."""
-    structure, n_leaves = (arguments, named), len(tf.nest.flatten((arguments, named)))
+    structure, n_leaves = (arguments, keywords), len(tf.nest.flatten((arguments, keywords)))
 
     def with_fixed(*tensors: Any) -> Any:
-        given = iter(tensors)
-        leaves = [fixed[k] if k in fixed else next(given) for k in range(n_leaves)]
+        values = iter(tensors)
+        leaves = [constants[k] if k in constants else next(values) for k in range(n_leaves)]
         positional, by_name = tf.nest.pack_sequence_as(structure, leaves)
         return step(*positional, **by_name)
 

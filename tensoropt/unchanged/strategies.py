@@ -27,15 +27,15 @@ def answer_strategies() -> None:
     kind = type(tf.distribute.get_strategy())
     run, as_function = kind.run, cache(tf.function)
 
-    def run_as_function(strategy: Any, fn: Any, *arguments: Any, **named: Any) -> Any:
+    def run_as_function(strategy: Any, fn: Any, *arguments: Any, **keywords: Any) -> Any:
         """Run what each replica does as a ``tf.function``, which may be a training step."""
         is_step = current_processes().size > 1 and tf.executing_eagerly() and not isinstance(fn, Function)
-        return run(strategy, as_function(fn) if is_step else fn, *arguments, **named)
+        return run(strategy, as_function(fn) if is_step else fn, *arguments, **keywords)
 
     kind.run = run_as_function
 
 
-def _default(kind: type, *arguments: Any, **named: Any) -> Any:
+def _default(kind: type, *arguments: Any, **keywords: Any) -> Any:
     say_once(
         f"tf.distribute.{kind.__name__} has one replica here, whose batch is the global one: models are trained on all "
         "ranks anyway"
@@ -43,7 +43,7 @@ def _default(kind: type, *arguments: Any, **named: Any) -> Any:
     return tf.distribute.get_strategy()
 
 
-def _refused(kind: type, *arguments: Any, **named: Any) -> Any:
+def _refused(kind: type, *arguments: Any, **keywords: Any) -> Any:
     raise InputError(
         f"tf.distribute.{kind.__name__} ({running_line()}) has devices or servers of its own; leave the strategy out: "
         "models are trained on all ranks without one"

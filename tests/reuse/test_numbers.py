@@ -54,8 +54,8 @@ class Watched(EmulatedBackend):
 
     watch: Watch
 
-    def runner(self, path: Path, what: str) -> Runner:
-        run = super().runner(path, what)
+    def runner(self, path: Path, text: str) -> Runner:
+        run = super().runner(path, text)
 
         def watched(*shards: np.ndarray) -> Sequence[np.ndarray]:
             self.watch.look()

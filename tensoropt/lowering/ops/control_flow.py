@@ -103,25 +103,25 @@ def _loop(local: _Local, job: Job, operands: list[tf.Tensor]) -> list[tf.Tensor]
     body = local.composition.body
     n_stacks, n_items = len(form.reads), len(form.writes)
     stacks, states = operands[:n_stacks], operands[n_stacks : form.first_invariant]
-    rest, starts = operands[form.first_invariant : len(body.inputs)], operands[len(body.inputs) :]
-    before = [tf.TensorArray(x.dtype, x.shape[0], clear_after_read=False).unstack(x) for x in stacks]
-    after = [
-        tf.TensorArray(tensor.dtype, length, element_shape=uniform_shape(layout, whole.shape)[1:])
-        for tensor, length, layout, whole in zip(
+    captured, starts = operands[form.first_invariant : len(body.inputs)], operands[len(body.inputs) :]
+    stack_arrays = [tf.TensorArray(x.dtype, x.shape[0], clear_after_read=False).unstack(x) for x in stacks]
+    item_arrays = [
+        tf.TensorArray(tensor.dtype, length, element_shape=uniform_shape(layout, output.shape)[1:])
+        for tensor, length, layout, output in zip(
             body.outputs[:n_items], form.lengths, job.interface.results[:n_items], job.op.outputs[:n_items], strict=True
         )
     ]
     for (k, place), value in zip(form.starts, starts, strict=True):
-        after[k] = after[k].write(place, value)
+        item_arrays[k] = item_arrays[k].write(place, value)
     # Constants are emitted outside of the loop and captured, so that TensorFlow saves them once and not for each trip.
-    invariants = {tensor.name: value for tensor, value in zip(body.inputs[form.first_invariant :], rest, strict=True)}
-    fixed = local.emit(invariants, constants=True)
+    invariants = {tensor.name: value for tensor, value in zip(body.inputs[form.first_invariant :], captured, strict=True)}
+    constants = local.emit(invariants, constants=True)
 
     def trip(number: tf.Tensor, items: list[tf.TensorArray], states: list[tf.Tensor]) -> tuple[object, ...]:
         """Run the body once, on this trip's slices of the stacks and on the states."""
-        slices = [stack.read(_place(places, number)) for stack, places in zip(before, form.reads, strict=True)]
+        slices = [stack.read(_place(places, number)) for stack, places in zip(stack_arrays, form.reads, strict=True)]
         inputs = {tensor.name: value for tensor, value in zip(body.inputs, [*slices, *states], strict=False)}
-        tensors = local.emit({**fixed, **inputs}, constants=False)
+        tensors = local.emit({**constants, **inputs}, constants=False)
         results = [tensors[tensor.name] for tensor in body.outputs]
         arrays = [
             array.write(_place(places, number), value)
@@ -132,7 +132,7 @@ def _loop(local: _Local, job: Job, operands: list[tf.Tensor]) -> list[tf.Tensor]
     _, items, finals = tf.while_loop(
         lambda number, items, states: number < form.trips,
         trip,
-        (tf.constant(0), after, states),
+        (tf.constant(0), item_arrays, states),
         maximum_iterations=form.trips,
         name=job.op.name,
     )
@@ -155,13 +155,13 @@ def _custom_gradient(local: _Local, job: Job, operands: list[tf.Tensor]) -> list
 
     def gradient(tensors: Sequence[tf.Tensor], gradients: Gradients) -> Gradients:
         """Emit the body on the gradients of the results; return the gradients of the operands, then None for each result."""
-        of_results = zip(form.passed, gradients[len(operands) :], strict=True)
-        incoming = [tf.zeros_like(operands[i]) if g is None else g for i, g in of_results]
+        result_gradients = zip(form.passed, gradients[len(operands) :], strict=True)
+        incoming = [tf.zeros_like(operands[i]) if g is None else g for i, g in result_gradients]
         read = [tensors[i] for i in form.reads]
-        by_name = local.emit({tensor.name: value for tensor, value in zip(body.inputs, [*incoming, *read], strict=True)})
+        body_values = local.emit({tensor.name: value for tensor, value in zip(body.inputs, [*incoming, *read], strict=True)})
         totals: list[tf.Tensor | None] = [None] * len(operands)
         for k, (i, tensor) in enumerate(zip(form.into, body.outputs, strict=True)):
-            share = local.share(k, by_name[tensor.name])
+            share = local.share(k, body_values[tensor.name])
             total = totals[i]
             totals[i] = share if total is None else total + share
         return [*totals, *[None] * len(form.passed)]

@@ -41,9 +41,9 @@ def gather(job: Job, operands: Sequence[Values]) -> list[Values]:
     layout, shape = job.layout(0), job.op.operand(0).shape
     axis = int(job.op.statics[2]) % len(shape)
     batch = job.op.attrs["batch_dims"] % (len(job.op.operand(1).shape) + 1)
-    in_variable = job.reads_table and axis == batch == 0 and all(table.op.type == "ReadVariableOp" for table in params)
+    is_in_variable = job.reads_table and axis == batch == 0 and all(table.op.type == "ReadVariableOp" for table in params)
     if not layout.splits[axis]:
-        if in_variable:
+        if is_in_variable:
             return [[in_table(*pair, job.op.name) for pair in zip(params, indices, strict=True)]]
         return emit_plain(job, operands)
     values = []
@@ -51,15 +51,15 @@ def gather(job: Job, operands: Sequence[Values]) -> list[Values]:
         index = in_range(job, index, shape[axis])
         start, end = layout.bounds(shape, rank)[axis]
         local = index - opaque(start, index.dtype)
-        own = tf.logical_and(local >= 0, local < opaque(end - start, index.dtype))
-        local = tf.where(own, local, tf.zeros_like(local))
-        if in_variable:
+        is_own = tf.logical_and(local >= 0, local < opaque(end - start, index.dtype))
+        local = tf.where(is_own, local, tf.zeros_like(local))
+        if is_in_variable:
             rows = in_table(table, local, f"{job.op.name}/rows")
         else:
             rows = tf.gather(table, local, axis=axis, batch_dims=batch)
-        between, behind = tf.ones([axis - batch], tf.int32), tf.ones([len(shape) - axis - 1], tf.int32)
-        extents = tf.shape(own)
-        mask = tf.reshape(own, tf.concat([extents[:batch], between, extents[batch:], behind], 0))
+        ones_between, ones_behind = tf.ones([axis - batch], tf.int32), tf.ones([len(shape) - axis - 1], tf.int32)
+        extents = tf.shape(is_own)
+        mask = tf.reshape(is_own, tf.concat([extents[:batch], ones_between, extents[batch:], ones_behind], 0))
         values.append(tf.where(mask, rows, tf.zeros_like(rows)))
     return [values]
 
@@ -76,22 +76,22 @@ def gather_nd(job: Job, operands: Sequence[Values]) -> list[Values]:
     for rank, table, index in zip(job.ranks, params, indices, strict=True):
         index = in_range(job, index, list(shape[:depth]))
         starts = [start for start, _ in layout.bounds(shape, rank)[:depth]]
-        local, own = within(index, starts, tf.shape(table, index.dtype)[:depth])
+        local, is_own = within(index, starts, tf.shape(table, index.dtype)[:depth])
         rows = tf.gather_nd(table, local)
-        values.append(tf.where(over(own, len(shape) - depth), rows, tf.zeros_like(rows)))
+        values.append(tf.where(over(is_own, len(shape) - depth), rows, tf.zeros_like(rows)))
     return [values]
 
 
 def within(index: tf.Tensor, starts: list[int], extents: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Return indices [..., depth] relative to a block, and whether they point into it [...]; those that don't are 0."""
     local = index - opaque(starts, index.dtype)
-    own = tf.reduce_all(tf.logical_and(local >= 0, local < extents), -1)
-    return tf.where(tf.expand_dims(own, -1), local, tf.zeros_like(local)), own
+    is_own = tf.reduce_all(tf.logical_and(local >= 0, local < extents), -1)
+    return tf.where(tf.expand_dims(is_own, -1), local, tf.zeros_like(local)), is_own
 
 
-def over(own: tf.Tensor, n_trailing: int) -> tf.Tensor:
+def over(mask: tf.Tensor, n_trailing: int) -> tf.Tensor:
     """Return a mask with ``n_trailing`` new dimensions of extent 1 at its end."""
-    return tf.reshape(own, tf.concat([tf.shape(own), tf.ones([n_trailing], tf.int32)], 0))
+    return tf.reshape(mask, tf.concat([tf.shape(mask), tf.ones([n_trailing], tf.int32)], 0))
 
 
 @lowering("OneHot", always=True)

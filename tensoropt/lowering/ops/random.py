@@ -48,11 +48,11 @@ _SET_ASIDE, _PHILOX, _UINT64 = 256, 1, 2**64
 def draw_run(job: Job, operands: Sequence[Values]) -> list[Values]:
     """Draw what one device draws in this run of an operator with a seed, by the stateless operator."""
     if job.runs is None:
-        (whole,) = emit_plain(job, operands)
+        (values,) = emit_plain(job, operands)
         layout = job.interface.results[0]
         if not layout.split_axes:
-            return [whole]
-        blocks = zip(job.ranks, whole, strict=True)
+            return [values]
+        blocks = zip(job.ranks, values, strict=True)
         return [[local_block(value, layout, job.op.result.shape, rank) for rank, value in blocks]]
     one_device = job.op if job.micro_batch is None else job.micro_batch.full_batch(job.op)
     low, high = (tf.constant(job.op.attrs[name] % _UINT64, tf.uint64) for name in ("seed", "seed2"))
@@ -110,8 +110,8 @@ def _runs(job: Job, op: Operator, rank: int, rows: int) -> list[tuple[int, int]]
     steps = [math.prod(shape[i + 1 :]) for i in range(rows + 1)]
     parts = np.split(indices[rows], np.flatnonzero(np.diff(indices[rows]) != 1) + 1)
     return [
-        (int(np.dot((*before, part[0]), steps)), len(part) * steps[rows])
-        for before in product(*indices[:rows])
+        (int(np.dot((*outer_indices, part[0]), steps)), len(part) * steps[rows])
+        for outer_indices in product(*indices[:rows])
         for part in parts
     ]
 
@@ -137,10 +137,10 @@ def _advanced(counter: tf.Tensor, n: int) -> tf.Tensor:
 
 def _cut(job: Job, op: Operator, rank: int, rows: int, block: tf.Tensor) -> tf.Tensor:
     """Cut a rank's block out of the whole rows that it has drawn."""
-    layout, micro_batch, inner = job.interface.results[0], job.micro_batch, op.result.shape[rows + 1 :]
+    layout, micro_batch, inner_extents = job.interface.results[0], job.micro_batch, op.result.shape[rows + 1 :]
     bounds = layout.bounds(job.op.result.shape, rank)
     extents = [end - start for start, end in bounds]
-    block = tf.reshape(block, opaque([*extents[: rows + 1], *inner], tf.int32))
+    block = tf.reshape(block, opaque([*extents[: rows + 1], *inner_extents], tf.int32))
     if micro_batch is not None and (split := micro_batch.micro_batching.forms[op.result.name]) > rows:
         block = tf.gather(block, micro_batch.indices(op.result.shape[split]), axis=split)
     if not any(layout.splits[rows + 1 :]):

@@ -19,8 +19,8 @@ def scatter_nd(job: Job, operands: Sequence[Values]) -> list[Values]:
     for rank, index, update in zip(job.ranks, *operands, strict=True):
         starts = [start for start, _ in layout.bounds(shape, rank)[:depth]]
         extents = tf.cast(local_shape(layout, shape, rank), index.dtype)
-        local, own = within(index, starts, extents[:depth])
-        mask = over(own, len(shape) - depth)
+        local, is_own = within(index, starts, extents[:depth])
+        mask = over(is_own, len(shape) - depth)
         results.append(tf.scatter_nd(local, tf.where(mask, update, tf.zeros_like(update)), extents))
     return [results]
 
@@ -34,8 +34,8 @@ def tensor_scatter(job: Job, operands: Sequence[Values]) -> list[Values]:
     results = []
     for rank, tensor, index, update in zip(job.ranks, *operands, strict=True):
         starts = [start for start, _ in layout.bounds(shape, rank)[:depth]]
-        local, own = within(index, starts, tf.shape(tensor, index.dtype)[:depth])
-        update = tf.where(over(own, len(shape) - depth), update, tf.zeros_like(update))
+        local, is_own = within(index, starts, tf.shape(tensor, index.dtype)[:depth])
+        update = tf.where(over(is_own, len(shape) - depth), update, tf.zeros_like(update))
         results += raw_operator(job.op, [tensor, local, update])
     return [results]
 
@@ -51,6 +51,6 @@ def unsorted_segments(job: Job, operands: Sequence[Values]) -> list[Values]:
         start, end = layout.bounds(shape, rank)[0]
         local = segments - opaque(start, segments.dtype)
         count = opaque(end - start, segments.dtype)
-        own = tf.logical_and(local >= 0, local < count)
-        results += raw_operator(job.op, [data, tf.where(own, local, -tf.ones_like(local)), count])
+        is_own = tf.logical_and(local >= 0, local < count)
+        results += raw_operator(job.op, [data, tf.where(is_own, local, -tf.ones_like(local)), count])
     return [results]

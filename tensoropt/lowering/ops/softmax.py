@@ -44,11 +44,11 @@ def cross_entropy(job: Job, operands: Sequence[Values]) -> list[Values]:
     """
     logits, labels = operands
     shifted, exponentials, totals = _exponentials(job, logits)
-    over = job.config.axes_of("c")
+    axes = job.config.axes_of("c")
     losses, gradients = [], []
     for rank, x, e, total, label in zip(job.ranks, shifted, exponentials, totals, labels, strict=True):
         log_total = tf.math.log(total)
-        is_first = opaque(int(job.config.mesh.index_along(over, rank) == 0), x.dtype)
+        is_first = opaque(int(job.config.mesh.index_along(axes, rank) == 0), x.dtype)
         zero = tf.squeeze(log_total - tf.stop_gradient(log_total), -1) * is_first
         losses.append(tf.reduce_sum(label * (tf.stop_gradient(log_total) - x), -1) + zero)
         gradients.append(e / total - tf.stop_gradient(label))
@@ -69,10 +69,10 @@ def sparse_cross_entropy(job: Job, operands: Sequence[Values]) -> list[Values]:
     for rank, x, e, total, label in zip(job.ranks, shifted, exponentials, totals, labels, strict=True):
         label = in_range(job, label, shape[-1])
         first = opaque(layout.bounds(shape, rank)[-1][0], label.dtype)
-        own = tf.equal(tf.expand_dims(label - first, -1), tf.range(tf.shape(x, label.dtype)[-1], dtype=label.dtype))
+        is_own = tf.equal(tf.expand_dims(label - first, -1), tf.range(tf.shape(x, label.dtype)[-1], dtype=label.dtype))
         # By selection and not by multiplication: infinity times zero is not a number.
-        logit = tf.reduce_sum(tf.where(own, x, tf.zeros((), x.dtype)), -1)
+        logit = tf.reduce_sum(tf.where(is_own, x, tf.zeros((), x.dtype)), -1)
         loss = tf.math.log(tf.squeeze(total, -1)) - logit
-        losses.append(tf.where(tf.reduce_any(own, -1), loss, tf.zeros((), x.dtype)))
-        gradients.append(e / total - tf.cast(own, e.dtype))
+        losses.append(tf.where(tf.reduce_any(is_own, -1), loss, tf.zeros((), x.dtype)))
+        gradients.append(e / total - tf.cast(is_own, e.dtype))
     return [losses, gradients]

@@ -22,8 +22,8 @@ def mean(job: Job, operands: Sequence[Values]) -> list[Values]:
         count *= operand.shape[dimension]
     if n_micro_batches == 1 and not any(job.layout(0).splits[dimension] for dimension in dimensions):
         return emit_plain(job, operands)
-    keep = bool(job.op.attrs["keep_dims"])
-    return [[tf.reduce_sum(x, dimensions, keep) / tf.cast(count, x.dtype) for x in operands[0]]]
+    keep_dims = bool(job.op.attrs["keep_dims"])
+    return [[tf.reduce_sum(x, dimensions, keep_dims) / tf.cast(count, x.dtype) for x in operands[0]]]
 
 
 @lowering("Max", "Min")
@@ -31,15 +31,15 @@ def extremum(job: Job, operands: Sequence[Values]) -> list[Values]:
     """Emit a maximum or minimum as a partial sum, so that equal elements share the gradient as they do on one device."""
     sign = -1 if job.op.type == "Min" else 1
     dimensions = reduced_dimensions(job.op)
-    keep = bool(job.op.attrs["keep_dims"])
+    keep_dims = bool(job.op.attrs["keep_dims"])
     signed = [x if sign > 0 else -x for x in operands[0]]
     peaks = job.complete(0, [tf.stop_gradient(tf.reduce_max(x, dimensions, keepdims=True)) for x in signed])
-    at_peak = [tf.equal(x, peak) for x, peak in zip(signed, peaks, strict=True)]
-    local_counts = [tf.reduce_sum(tf.cast(hit, x.dtype), dimensions, True) for hit, x in zip(at_peak, signed, strict=True)]
+    hits = [tf.equal(x, peak) for x, peak in zip(signed, peaks, strict=True)]
+    local_counts = [tf.reduce_sum(tf.cast(hit, x.dtype), dimensions, True) for hit, x in zip(hits, signed, strict=True)]
     counts = job.complete(1, local_counts)
     return [
         [
-            tf.reduce_sum(tf.where(hit, x / count, tf.zeros_like(x)), dimensions, keep)
-            for hit, x, count in zip(at_peak, operands[0], counts, strict=True)
+            tf.reduce_sum(tf.where(hit, x / count, tf.zeros_like(x)), dimensions, keep_dims)
+            for hit, x, count in zip(hits, operands[0], counts, strict=True)
         ]
     ]

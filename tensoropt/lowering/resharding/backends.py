@@ -42,22 +42,22 @@ class EmulatedBackend(_Unwatched):
         """Return a new emitter for one graph."""
         return Callbacks(self)
 
-    def runner(self, path: Path, what: str) -> Runner:
+    def runner(self, path: Path, text: str) -> Runner:
         """Return a function that simulates a path, from the shards of all ranks before it to those after it."""
         return lambda *shards: simulate(path, shards)
 
-    def maximum(self, path: Path, what: str) -> Runner:
+    def maximum(self, path: Path, text: str) -> Runner:
         """Return a function that simulates a path of one all-reduce that takes maxima."""
         (step,) = path.steps
         return lambda *shards: simulate_all_reduce(shards, self.mesh, step.axes, "max")
 
-    def together(self, paths: Sequence[Path], what: str) -> Runner:
+    def together(self, paths: Sequence[Path], text: str) -> Runner:
         """Return a function that simulates several paths; shards and results are path by path."""
         n_ranks = self.mesh.n_devices
 
         def run(*shards: np.ndarray) -> list[np.ndarray]:
-            by_path = (shards[i * n_ranks : (i + 1) * n_ranks] for i in range(len(paths)))
-            return [summed for path, of_path in zip(paths, by_path, strict=True) for summed in simulate(path, of_path)]
+            groups = (shards[i * n_ranks : (i + 1) * n_ranks] for i in range(len(paths)))
+            return [total for path, group in zip(paths, groups, strict=True) for total in simulate(path, group)]
 
         return run
 
@@ -93,37 +93,37 @@ class CommunicatingBackend(_Unwatched):
         """Return a new emitter for one graph."""
         return Callbacks(self, self.overlappable)
 
-    def runner(self, path: Path, what: str) -> Runner:
+    def runner(self, path: Path, text: str) -> Runner:
         """Return a function that runs a path, from this rank's shard before it to the shard after it."""
-        of_rank = RankPath.of(with_all_reduces_of_pairs(path) if self.is_over_link else path, self.rank)
-        return self._announced(what, lambda shard: [of_rank.run(shard, self.communicator)])
+        rank_path = RankPath.of(with_all_reduces_of_pairs(path) if self.is_over_link else path, self.rank)
+        return self._announced(text, lambda shard: [rank_path.run(shard, self.communicator)])
 
-    def maximum(self, path: Path, what: str) -> Runner:
+    def maximum(self, path: Path, text: str) -> Runner:
         """Return a function that runs a path of one all-reduce that takes maxima, on this rank's shard."""
         (step,) = path.steps
         return self._announced(
-            what, lambda shard: [self.communicator.all_reduce(step.group_axes, np.ascontiguousarray(shard), "max")]
+            text, lambda shard: [self.communicator.all_reduce(step.group_axes, np.ascontiguousarray(shard), "max")]
         )
 
-    def together(self, paths: Sequence[Path], what: str) -> Runner:
+    def together(self, paths: Sequence[Path], text: str) -> Runner:
         """Return a function that sums several arrays in one all-reduce, over the axes that all paths share."""
         (step,) = paths[0].steps
 
         def run(*shards: np.ndarray) -> list[np.ndarray]:
             ends = np.cumsum([shard.size for shard in shards])
-            joined = self.communicator.scratch("bucket", int(ends[-1]), shards[0].dtype)
-            np.concatenate([shard.reshape(-1) for shard in shards], out=joined)
-            summed = np.split(self.communicator.all_reduce(step.group_axes, joined), ends[:-1])
-            return [part.reshape(shard.shape) for part, shard in zip(summed, shards, strict=True)]
+            bucket = self.communicator.scratch("bucket", int(ends[-1]), shards[0].dtype)
+            np.concatenate([shard.reshape(-1) for shard in shards], out=bucket)
+            sums = np.split(self.communicator.all_reduce(step.group_axes, bucket), ends[:-1])
+            return [part.reshape(shard.shape) for part, shard in zip(sums, shards, strict=True)]
 
-        return self._announced(what, run)
+        return self._announced(text, run)
 
-    def _announced(self, what: str, run: Runner) -> Runner:
+    def _announced(self, text: str, run: Runner) -> Runner:
         """Return ``run``, wrapped so that ``waiting`` records that this rank is in collectives while it runs."""
         waiting = self.waiting
 
         def announced(*shards: np.ndarray) -> list[np.ndarray]:
-            waiting.begin(what)
+            waiting.begin(text)
             try:
                 return run(*shards)
             finally:
@@ -150,14 +150,14 @@ class TimedBackend(CommunicatingBackend):
         self.seconds.clear()
         return total
 
-    def _announced(self, what: str, run: Runner) -> Runner:
+    def _announced(self, text: str, run: Runner) -> Runner:
         """Return ``run``, wrapped so that its duration is recorded as well."""
-        announced = super()._announced(what, run)
+        announced = super()._announced(text, run)
 
         def timed(*shards: np.ndarray) -> list[np.ndarray]:
-            started = self.clock()
+            start = self.clock()
             results = announced(*shards)
-            self.seconds.append(self.clock() - started)
+            self.seconds.append(self.clock() - start)
             return results
 
         return timed

@@ -106,8 +106,8 @@ class GraphBackend:
             yield
             return
         self.on_run()
-        what = f"a run with {len(log)} collectives, the first {log[0]}"
-        with self.waiting.within(what, may_compute=True), self.collectives.running():
+        description = f"a run with {len(log)} collectives, the first {log[0]}"
+        with self.waiting.within(description, may_compute=True), self.collectives.running():
             yield
 
 
@@ -187,35 +187,35 @@ class InGraph:
         if is_padded:
             flat = padded(flat, chunk * n_members - counts[self._rank])
         received = self._collectives.all_to_all(axes, flat, [[chunk] * n_members] * len(counts), name)
-        own = self._sum(received, n_members, np.asarray([chunk], np.int32))
-        total = self._collectives.all_gather(axes, own, [chunk] * len(counts), name)
+        chunk_sum = self._sum(received, n_members, np.asarray([chunk], np.int32))
+        total = self._collectives.all_gather(axes, chunk_sum, [chunk] * len(counts), name)
         return total[: opaque(counts[self._rank], tf.int32)] if is_padded else total
 
     def _moved(self, step: Step, shape: Shape, value: tf.Tensor, name: str) -> tf.Tensor:
         """Return the value after an all-gather, a reduce-scatter or an all-to-all."""
-        of_rank = rank_step(step, shape, self._rank)
+        moves = rank_step(step, shape, self._rank)
         # All ranks must emit the same operators, so what all of them send and receive is looked at.
-        others = [rank_step(step, shape, rank) for rank in range(step.source.mesh.n_devices)]
+        steps = [rank_step(step, shape, rank) for rank in range(step.source.mesh.n_devices)]
         axes, own_shape = step.group_axes, local_shape(step.target, shape, self._rank)
         if step.kind == "all_gather":
-            counts = [_size(step.source, shape, rank) for rank in range(len(others))]
+            counts = [_size(step.source, shape, rank) for rank in range(len(steps))]
             received = self._collectives.all_gather(axes, tf.reshape(value, [-1]), counts, name)
         else:
-            in_place = all(each.send_in_place for each in others)
-            flat = tf.reshape(value, [-1]) if in_place else _in_a_row([_part(value, part) for part in of_rank.send_slices])
-            sent = [_counts(each.send_slices) for each in others]
-            is_free = len(of_rank.recv_shapes) == 2 or not self._collectives.in_rank_order
+            is_in_place = all(rank_part.send_in_place for rank_part in steps)
+            flat = tf.reshape(value, [-1]) if is_in_place else _in_a_row([_part(value, part) for part in moves.send_slices])
+            send_counts = [_counts(rank_part.send_slices) for rank_part in steps]
+            is_free = len(moves.recv_shapes) == 2 or not self._collectives.in_rank_order
             if step.kind == "reduce_scatter" and is_free and self._collectives.reduce_scatter is not None:
-                return tf.reshape(self._collectives.reduce_scatter(axes, flat, sent, name), own_shape)
-            received = self._collectives.all_to_all(axes, flat, sent, name)
+                return tf.reshape(self._collectives.reduce_scatter(axes, flat, send_counts, name), own_shape)
+            received = self._collectives.all_to_all(axes, flat, send_counts, name)
         if step.kind == "reduce_scatter":
-            return self._sum(received, len(of_rank.recv_shapes), own_shape)
-        if all(each.recv_in_place for each in others):
+            return self._sum(received, len(moves.recv_shapes), own_shape)
+        if all(rank_part.recv_in_place for rank_part in steps):
             return tf.reshape(received, own_shape)
         # Wait for what was received: else TensorFlow would allocate the results of all paths when a step begins.
         with tf.control_dependencies([received]):
             result = tf.raw_ops.Empty(shape=own_shape, dtype=value.dtype)
-        return _placed(result, of_rank.recv_slices, _shards(received, of_rank.recv_slices))
+        return _placed(result, moves.recv_slices, _shards(received, moves.recv_slices))
 
     def _sum(self, received: tf.Tensor, n_members: int, own_shape: np.ndarray | tf.Tensor) -> tf.Tensor:
         """Return the sum of what the members sent, added in the members' order; 16-bit floats are added in float32."""
@@ -229,25 +229,25 @@ class InGraph:
     def _halo(self, step: HaloStep, shape: Shape, value: tf.Tensor, name: str) -> tf.Tensor:
         """Return the value after a halo exchange or its transpose."""
         halos = [rank_halo(step, shape, rank) for rank in range(step.layout.mesh.n_devices)]
-        before, after = halos[self._rank].before, halos[self._rank].after
-        flat = _in_a_row([_part(value, part) for part in before.parts])
-        counts = [_counts(each.before.parts) for each in halos]
+        source, target = halos[self._rank].before, halos[self._rank].after
+        flat = _in_a_row([_part(value, part) for part in source.parts])
+        counts = [_counts(halo.before.parts) for halo in halos]
         received = self._collectives.all_to_all(step.group_axes, flat, counts, name)
-        shards = _shards(received, after.parts)
+        shards = _shards(received, target.parts)
         fill = fill_value(step.fill, value.dtype.as_numpy_dtype) if step.kind == HALO else 0
         with tf.control_dependencies([received]):
-            result = tf.fill(opaque(list(after.shape), tf.int32), tf.constant(fill, value.dtype))
-        result = _placed(result, [after.kept], [_part(value, before.kept)])
+            result = tf.fill(opaque(list(target.shape), tf.int32), tf.constant(fill, value.dtype))
+        result = _placed(result, [target.kept], [_part(value, source.kept)])
         if step.kind == HALO:
-            return _placed(result, after.parts, shards)
-        for part, shard in zip(after.parts, shards, strict=True):
+            return _placed(result, target.parts, shards)
+        for part, shard in zip(target.parts, shards, strict=True):
             result = _placed(result, [part], [_part(result, part) + shard])
         return result
 
 
 def _box(part: Slices) -> tuple[tf.Tensor, tf.Tensor]:
     """Return where a part begins and where it ends, as constants."""
-    return opaque([each.start for each in part], tf.int32), opaque([each.stop for each in part], tf.int32)
+    return opaque([bounds.start for bounds in part], tf.int32), opaque([bounds.stop for bounds in part], tf.int32)
 
 
 def _size(layout: Layout, shape: Shape, rank: int) -> int:
@@ -257,12 +257,12 @@ def _size(layout: Layout, shape: Shape, rank: int) -> int:
 
 def _extents(part: Slices) -> list[int]:
     """Return a part's extents."""
-    return [each.stop - each.start for each in part]
+    return [bounds.stop - bounds.start for bounds in part]
 
 
 def _part(value: tf.Tensor, part: Slices) -> tf.Tensor:
     """Return a part of a tensor."""
-    return tf.slice(value, opaque([each.start for each in part], tf.int32), opaque(_extents(part), tf.int32))
+    return tf.slice(value, opaque([bounds.start for bounds in part], tf.int32), opaque(_extents(part), tf.int32))
 
 
 def _in_a_row(parts: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -292,7 +292,7 @@ def _shards(flat: tf.Tensor, parts: Sequence[Slices]) -> list[tf.Tensor]:
 def _placed(result: tf.Tensor, parts: Sequence[Slices], shards: Sequence[tf.Tensor]) -> tf.Tensor:
     """Return a tensor with ``shards`` written to ``parts``: in place, where nothing else reads the tensor."""
     for part, shard in zip(parts, shards, strict=True):
-        begin, end = _box(part)
+        start, end = _box(part)
         strides = np.ones(len(part), np.int32)
-        result = tf.raw_ops.TensorStridedSliceUpdate(input=result, begin=begin, end=end, strides=strides, value=shard)
+        result = tf.raw_ops.TensorStridedSliceUpdate(input=result, begin=start, end=end, strides=strides, value=shard)
     return result

@@ -59,21 +59,21 @@ class LocalSteps:
 
             def box() -> tuple[tf.Tensor, ...]:
                 """Return where the rank's shard begins in the value, and its extents."""
-                before, extents, _ = _relative(step.target, step.source, shape, rank)
+                starts, extents, _ = _relative(step.target, step.source, shape, rank)
                 if step.target.is_even(shape):
                     # The extents are the same on all ranks.
                     (size,) = self._once(tuple(extents), lambda: (tf.constant(extents, tf.int32),))
                 else:
                     size = opaque(extents, tf.int32)
-                return opaque(before, tf.int32), size
+                return opaque(starts, tf.int32), size
 
             return tf.slice(value, *self._once(key, box))
         if step.kind == "pad":
 
             def margins() -> tuple[tf.Tensor, ...]:
                 """Return how many zeros to add before and after the value, by dimension."""
-                before, _, behind = _relative(step.source, step.target, shape, rank)
-                return (opaque(np.stack([before, behind], axis=1), tf.int32),)
+                n_before, _, n_behind = _relative(step.source, step.target, shape, rank)
+                return (opaque(np.stack([n_before, n_behind], axis=1), tf.int32),)
 
             (paddings,) = self._once(key, margins)
             (zero,) = self._once(value.dtype, lambda: (tf.zeros((), value.dtype),))
@@ -91,25 +91,25 @@ class LocalSteps:
 
         def boxes() -> tuple[tf.Tensor, ...]:
             """Return where the part that is used begins, its extents, and the paddings around it."""
-            of_rank = rank_halo(step, shape, rank)
-            source, after = of_rank.before.kept, of_rank.after
-            begin, size = [part.start for part in source], [part.stop - part.start for part in source]
-            paddings = [[part.start, extent - part.stop] for part, extent in zip(after.kept, after.shape, strict=True)]
-            return opaque(begin, tf.int32), opaque(size, tf.int32), opaque(np.asarray(paddings), tf.int32)
+            halo = rank_halo(step, shape, rank)
+            source, target = halo.before.kept, halo.after
+            starts, size = [part.start for part in source], [part.stop - part.start for part in source]
+            paddings = [[part.start, extent - part.stop] for part, extent in zip(target.kept, target.shape, strict=True)]
+            return opaque(starts, tf.int32), opaque(size, tf.int32), opaque(np.asarray(paddings), tf.int32)
 
-        begin, size, paddings = self._once((step, shape, rank), boxes)
+        start, size, paddings = self._once((step, shape, rank), boxes)
         fill = tf.constant(fill_value(step.fill, value.dtype.as_numpy_dtype), value.dtype)
-        return tf.pad(tf.slice(value, begin, size), paddings, constant_values=fill)
+        return tf.pad(tf.slice(value, start, size), paddings, constant_values=fill)
 
 
-def _relative(inner: Layout, outer: Layout, shape: Shape, rank: int) -> tuple[list[int], list[int], list[int]]:
+def _relative(finer: Layout, coarser: Layout, shape: Shape, rank: int) -> tuple[list[int], list[int], list[int]]:
     """Return the position of a rank's shard in one layout within its shard in a coarser layout.
 
     Returns:
         By dimension: the offset of the finer shard, its extent, and what is left of the coarser shard behind it.
     """
-    bounds = list(zip(inner.bounds(shape, rank), outer.bounds(shape, rank), strict=True))
-    before = [start - origin for (start, _), (origin, _) in bounds]
+    bounds = list(zip(finer.bounds(shape, rank), coarser.bounds(shape, rank), strict=True))
+    offsets = [start - origin for (start, _), (origin, _) in bounds]
     extents = [end - start for (start, end), _ in bounds]
-    behind = [limit - end for (_, end), (_, limit) in bounds]
-    return before, extents, behind
+    rests = [limit - end for (_, end), (_, limit) in bounds]
+    return offsets, extents, rests

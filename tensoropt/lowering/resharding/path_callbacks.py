@@ -75,19 +75,19 @@ class PathEmitter(Protocol):
 class Runners(Protocol):
     """A maker of functions that run paths on arrays."""
 
-    def runner(self, path: Path, what: str) -> Runner:
+    def runner(self, path: Path, text: str) -> Runner:
         """Return a function from the ranks' shards before a path to those after it.
 
         Args:
-            what: the path's collectives, for messages.
+            text: the path's collectives, for messages.
         """
         ...
 
-    def maximum(self, path: Path, what: str) -> Runner:
+    def maximum(self, path: Path, text: str) -> Runner:
         """Return such a function for a path of one all-reduce that takes maxima instead of sums."""
         ...
 
-    def together(self, paths: Sequence[Path], what: str) -> Runner:
+    def together(self, paths: Sequence[Path], text: str) -> Runner:
         """Return such a function for paths of one all-reduce each, over the same axes: shards and results path by path."""
         ...
 
@@ -122,12 +122,12 @@ class Callbacks:
     def emit_together(self, paths: Sequence[Path], values: Sequence[Values], request: CollectiveRequest) -> list[Values]:
         """Return, by path, the local values after paths that share one all-reduce."""
         runner = self._runners(request).together(paths, request.what)
-        results = iter(self._call(runner, [value for of_path in values for value in of_path], request))
-        summed = [[next(results) for _ in of_path] for of_path in values]
-        for path, of_path in zip(paths, summed, strict=True):
-            for result in of_path:
+        results = iter(self._call(runner, [value for path_values in values for value in path_values], request))
+        sums = [[next(results) for _ in path_values] for path_values in values]
+        for path, path_sums in zip(paths, sums, strict=True):
+            for result in path_sums:
                 result.set_shape(shape_after(path.steps[-1], path.shape))
-        return summed
+        return sums
 
     def _runners(self, request: CollectiveRequest) -> Runners:
         """Return what makes the functions for a request: that of the request's chain."""
@@ -161,11 +161,11 @@ def emit_callback(
 ) -> list[tf.Tensor]:
     """Emit a callback that waits for its turn; return the next one's, and what ``run`` makes of the operands."""
 
-    def in_order(turn: np.ndarray, *given: np.ndarray) -> Sequence[np.ndarray]:
+    def in_order(turn: np.ndarray, *arrays: np.ndarray) -> Sequence[np.ndarray]:
         keep_thread_state()
-        return [_TURN, *run(*given)]
+        return [_TURN, *run(*arrays)]
 
-    found = tf.numpy_function(in_order, [turn, *operands], [tf.int32, *dtypes], stateful=True, name=name)
-    turn, *results = found if dtypes else [found] if isinstance(found, tf.Tensor) else found
+    tensors = tf.numpy_function(in_order, [turn, *operands], [tf.int32, *dtypes], stateful=True, name=name)
+    turn, *results = tensors if dtypes else [tensors] if isinstance(tensors, tf.Tensor) else tensors
     turn.set_shape([])
     return [turn, *results]

@@ -132,8 +132,8 @@ class Resharder:
             if step.communicates
         ]
         self.log += collectives
-        what = ", then ".join(map(str, collectives))
-        return self.emitter.emit(path, values, CollectiveRequest(operator, what, reduction, is_overlappable, tuple(after)))
+        text = ", then ".join(map(str, collectives))
+        return self.emitter.emit(path, values, CollectiveRequest(operator, text, reduction, is_overlappable, tuple(after)))
 
     def send_back_together(self, paths: Sequence[Path], values: Sequence[Values], operators: Sequence[str]) -> list[Values]:
         """Return, by path, the sums over devices of gradients that only updates wait for, in one collective."""

@@ -41,8 +41,8 @@ BUILT_WITH = {
 
 def missing(include: Path = Path("/usr/include")) -> list[str]:
     """Return what the build needs and this machine lacks, as names of Debian's packages."""
-    lacking = [tool for tool in TOOLS if shutil.which(tool) is None]
-    return lacking + [package for header, package in DEBIAN_PACKAGES.items() if not (include / header).is_file()]
+    missing_tools = [tool for tool in TOOLS if shutil.which(tool) is None]
+    return missing_tools + [package for header, package in DEBIAN_PACKAGES.items() if not (include / header).is_file()]
 
 
 def write_forwarding_headers(folder: Path) -> None:
@@ -69,13 +69,13 @@ def build_wheel(folder: Path) -> Path:
     Raises:
         InputError: something that the build needs is missing, or pip failed.
     """
-    lacking = missing()
-    if lacking:
+    packages = missing()
+    if packages:
         raise InputError(
             describe(
                 "Horovod can't be built here",
-                got=f"no {', no '.join(lacking)}",
-                advice=f"on Debian and Ubuntu install it with: apt update && apt install {' '.join(lacking)}",
+                got=f"no {', no '.join(packages)}",
+                advice=f"on Debian and Ubuntu install it with: apt update && apt install {' '.join(packages)}",
             )
         )
     # Horovod's setup.py imports pkg_resources, which newer setuptools lack.
@@ -88,18 +88,18 @@ def build_wheel(folder: Path) -> Path:
 
 
 def _pip(command: str, *arguments: str, environ: Mapping[str, str] = os.environ) -> None:
-    done = subprocess.run([sys.executable, "-m", "pip", command, *arguments], env=dict(environ), check=False)
-    if done.returncode:
+    process = subprocess.run([sys.executable, "-m", "pip", command, *arguments], env=dict(environ), check=False)
+    if process.returncode:
         raise InputError(f"Horovod can't be made ready: pip {command} failed; what it said is above")
 
 
 def build_environment(environ: Mapping[str, str], headers: Path) -> dict[str, str]:
     """Return the environment of the build. MPI's compiler is the one beside this Python, if there is one."""
-    changed = dict(environ) | BUILT_WITH
-    changed["CPATH"] = os.pathsep.join([str(headers), *filter(None, [environ.get("CPATH")])])
-    changed["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environ.get("PATH", "")])
-    changed.setdefault("MAKEFLAGS", f"-j{len(os.sched_getaffinity(0))}")
-    return changed
+    variables = dict(environ) | BUILT_WITH
+    variables["CPATH"] = os.pathsep.join([str(headers), *filter(None, [environ.get("CPATH")])])
+    variables["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environ.get("PATH", "")])
+    variables.setdefault("MAKEFLAGS", f"-j{len(os.sched_getaffinity(0))}")
+    return variables
 
 
 def _version_of(*distributions: str) -> str:
@@ -113,9 +113,9 @@ def _version_of(*distributions: str) -> str:
 
 def main() -> int:
     """Build Horovod, unless that was done before, and install it; return the exit code."""
-    kept = wheel_folder()
+    cache = wheel_folder()
     with tempfile.TemporaryDirectory() as temporary:
-        folder = kept or Path(temporary)
+        folder = cache or Path(temporary)
         wheel = next(folder.glob("horovod-*.whl"), None)
         try:
             if wheel is None:
@@ -126,7 +126,7 @@ def main() -> int:
         except InputError as error:
             print(f"tensoropt: {error}", file=sys.stderr)
             return 2
-    print(f"installed {wheel.name}" + (f", kept in {kept}" if kept else ""))
+    print(f"installed {wheel.name}" + (f", kept in {cache}" if cache else ""))
     return 0
 
 

@@ -34,10 +34,10 @@ def chain_checked() -> Iterator[None]:
     context.context().enable_run_metadata()
     try:
         yield
-        ran = context.context().export_run_metadata()
+        metadata = context.context().export_run_metadata()
     finally:
         context.context().disable_run_metadata()
-    for function in ran.function_graphs:
+    for function in metadata.function_graphs:
         check_chain(function.partition_graphs)
 
 
@@ -50,8 +50,8 @@ def check_chain(graphs: Sequence[Any]) -> int:
     numbers: dict[Node, int] = {}
     sources: dict[Node, list[Node]] = {}
     kinds: dict[Node, str] = {}
-    sent: dict[str, Node] = {}
-    received: dict[str, Node] = {}
+    senders: dict[str, Node] = {}
+    receivers: dict[str, Node] = {}
     for place, graph in enumerate(graphs):
         for node in graph.node:
             key = (place, node.name)
@@ -60,20 +60,20 @@ def check_chain(graphs: Sequence[Any]) -> int:
             if NUMBER in node.attr:
                 numbers[key] = node.attr[NUMBER].i
             if node.op in _SENDS:
-                sent[node.attr["tensor_name"].s] = key
+                senders[node.attr["tensor_name"].s] = key
             elif node.op in _RECEIVES:
-                received[node.attr["tensor_name"].s] = key
+                receivers[node.attr["tensor_name"].s] = key
     for key, kind in kinds.items():
         if kind == "Merge":  # what a loop's turn hands to the next one isn't an order of operators
-            sources[key] = [each for each in sources[key] if kinds.get(each) != "NextIteration"]
-    for name, key in received.items():
-        sources[key] += [sent[name]] if name in sent else []
-    follows: dict[Node, int] = {}
+            sources[key] = [source for source in sources[key] if kinds.get(source) != "NextIteration"]
+    for name, key in receivers.items():
+        sources[key] += [senders[name]] if name in senders else []
+    latest: dict[Node, int] = {}
     for key in TopologicalSorter(sources).static_order():
-        follows[key] = max((max(numbers.get(each, 0), follows[each]) for each in sources.get(key, ())), default=0)
+        latest[key] = max((max(numbers.get(source, 0), latest[source]) for source in sources.get(key, ())), default=0)
     chain = sorted((number, key) for key, number in numbers.items())
-    for (before, earlier), (_, later) in pairwise(chain):
-        if follows[later] != before:
+    for (last_number, earlier), (_, later) in pairwise(chain):
+        if latest[later] != last_number:
             raise TensorOptError(
                 f"TensorFlow's graph optimizer took collective '{later[1]}' out of the chain: it doesn't wait for "
                 f"'{earlier[1]}', and ranks could run them in different orders; please report this, and take "

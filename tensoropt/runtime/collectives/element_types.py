@@ -9,8 +9,8 @@ import tensorflow as tf
 from ...common.errors import InputError, describe
 
 
-def packed(value: tf.Tensor, moved: Collection[tf.DType], moved_as: Mapping[int, tf.DType], whose: str) -> tf.Tensor:
-    """Return a tensor in a type that operators can move: one of ``moved``, or that of as many bytes.
+def packed(value: tf.Tensor, movable: Collection[tf.DType], moved_as: Mapping[int, tf.DType], owner: str) -> tf.Tensor:
+    """Return a tensor in a type that operators can move: one of ``movable``, or that of as many bytes.
 
     Raises:
         InputError: there is none for its type.
@@ -18,17 +18,17 @@ def packed(value: tf.Tensor, moved: Collection[tf.DType], moved_as: Mapping[int,
     if value.dtype.is_complex:
         return pairs(value)
     try:
-        return value if value.dtype in moved else tf.bitcast(value, moved_as[value.dtype.size])
+        return value if value.dtype in movable else tf.bitcast(value, moved_as[value.dtype.size])
     except (KeyError, TypeError) as error:
         advice = "take collectives='mpi', which can"
-        raise InputError(describe(f"{whose} can't move these elements", got=value.dtype.name, advice=advice)) from error
+        raise InputError(describe(f"{owner} can't move these elements", got=value.dtype.name, advice=advice)) from error
 
 
-def unpacked(moved: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+def unpacked(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Return what was moved in the type of what was packed."""
     if dtype.is_complex:
-        return of_pairs(moved)
-    return moved if moved.dtype == dtype else tf.bitcast(moved, dtype)
+        return of_pairs(value)
+    return value if value.dtype == dtype else tf.bitcast(value, dtype)
 
 
 def summable(value: tf.Tensor) -> tf.Tensor:

@@ -67,14 +67,14 @@ def load_horovod() -> Any:
     try:
         import horovod.tensorflow as hvd
     except (ImportError, OSError, tf.errors.OpError) as error:
-        what = str(error).strip().splitlines()[0]
-        raise InputError(describe("Horovod can't be loaded", got=what, advice=MAKE)) from error
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(describe("Horovod can't be loaded", got=reason, advice=MAKE)) from error
     if not hvd.mpi_built():
         raise InputError(describe("Horovod was built without MPI", got="no MPI", expected="mpi4py's", advice=MAKE))
     libraries = mpi_libraries()
     if len(libraries) > 1:
-        found = " and ".join(libraries)
-        raise InputError(describe("Horovod was built for another MPI than mpi4py", got=found, expected="one", advice=MAKE))
+        names = " and ".join(libraries)
+        raise InputError(describe("Horovod was built for another MPI than mpi4py", got=names, expected="one", advice=MAKE))
     return hvd
 
 

@@ -80,18 +80,18 @@ class MpiCommunicator(OwnMemory):
             RuntimeError: the ranks ask for different groups. It is raised on every rank.
         """
         self._begin()
-        wanted = sorted({tuple(sorted(axes)) for axes in axes_list} - self._groups.keys())
-        by_rank = self._comm.allgather(wanted)
-        if any(other != wanted for other in by_rank):
-            differing = next(rank for rank, other in enumerate(by_rank) if other != by_rank[0])
+        own_groups = sorted({tuple(sorted(axes)) for axes in axes_list} - self._groups.keys())
+        all_groups = self._comm.allgather(own_groups)
+        if any(groups != own_groups for groups in all_groups):
+            differing = next(rank for rank, groups in enumerate(all_groups) if groups != all_groups[0])
             raise RuntimeError(
-                f"the ranks prepare different groups: rank 0 {by_rank[0]}, rank {differing} {by_rank[differing]}; "
+                f"the ranks prepare different groups: rank 0 {all_groups[0]}, rank {differing} {all_groups[differing]}; "
                 "all ranks must run the same plan"
             )
         rank = self._comm.rank
-        for axes in wanted:
-            others = tuple(axis for axis in self._mesh.axes if axis not in axes)
-            self._groups[axes] = self._comm.Split(self._mesh.index_along(others, rank), rank)
+        for axes in own_groups:
+            other_axes = tuple(axis for axis in self._mesh.axes if axis not in axes)
+            self._groups[axes] = self._comm.Split(self._mesh.index_along(other_axes, rank), rank)
 
     def free(self) -> None:
         """Free the groups in MPI. All ranks must call this."""
@@ -132,17 +132,17 @@ class MpiCommunicator(OwnMemory):
         """Return the sum of what the members send to this rank, added in group order."""
         group = self._group(axes)
         self._begin()
-        own = self.empty(own_shape, sends[0].dtype)
+        result = self.empty(own_shape, sends[0].dtype)
         # All ranks send arrays of the same size to a member.
         most_bytes = max(block.nbytes for block in sends) * len(sends)
         n_rounds = max(1, -(-most_bytes // ROUND_BYTES))
         for number in range(n_rounds):
             parts = [slice(*block_bounds(block.size, n_rounds, number)) for block in sends]
-            summed = own.reshape(-1)[parts[group.rank]]
-            received = self.scratch("reduce", summed.size * len(sends), own.dtype)
-            self._exchange(group, sends, received, [summed.size] * len(sends), joined, parts)
-            reduce_in_order(_split(received, [summed.shape] * len(sends)), out=summed)
-        return own
+            target = result.reshape(-1)[parts[group.rank]]
+            received = self.scratch("reduce", target.size * len(sends), result.dtype)
+            self._exchange(group, sends, received, [target.size] * len(sends), joined, parts)
+            reduce_in_order(_split(received, [target.shape] * len(sends)), out=target)
+        return result
 
     def all_reduce(self, axes: Axes, array: Array, op: str = "sum") -> Array:
         """Return the members' arrays combined by "sum", "max" or "min" in group order, with equal bits on every member."""
@@ -164,45 +164,45 @@ class MpiCommunicator(OwnMemory):
 
     def _reduce_halves(self, group: Comm, flat: Array, op: str, result: Array) -> None:
         """Reduce on two members: the first reduces the first half, the second the rest; then they exchange the results."""
-        middle, other = flat.size // 2, 1 - group.rank
+        middle, peer = flat.size // 2, 1 - group.rank
         halves = slice(None, middle), slice(middle, None)
-        own, others = halves[group.rank], halves[other]
-        received = self.scratch("reduce", result[own].size, flat.dtype)
+        own_half, other_half = halves[group.rank], halves[peer]
+        received = self.scratch("reduce", result[own_half].size, flat.dtype)
 
         def reduce(part: slice) -> None:
-            blocks = flat[own][part], received[part]
-            reduce_in_order(blocks if group.rank == 0 else blocks[::-1], op, result[own][part])
+            blocks = flat[own_half][part], received[part]
+            reduce_in_order(blocks if group.rank == 0 else blocks[::-1], op, result[own_half][part])
 
         if self._naps:
-            self._swap_by_parts(group, other, flat[others], received, reduce, result[own], result[others])
+            self._swap_by_parts(group, peer, flat[other_half], received, reduce, result[own_half], result[other_half])
             return
-        group.Sendrecv(as_mpi_buffer(flat[others]), other, recvbuf=as_mpi_buffer(received), source=other)
+        group.Sendrecv(as_mpi_buffer(flat[other_half]), peer, recvbuf=as_mpi_buffer(received), source=peer)
         reduce(slice(None))
-        group.Sendrecv(as_mpi_buffer(result[own]), other, recvbuf=as_mpi_buffer(result[others]), source=other)
+        group.Sendrecv(as_mpi_buffer(result[own_half]), peer, recvbuf=as_mpi_buffer(result[other_half]), source=peer)
 
     def _swap_by_parts(
         self,
         group: Comm,
-        other: int,
+        peer: int,
         send: Array,
         received: Array,
         reduce: Callable[[slice], None],
-        own: Array,
-        others: Array,
+        own_half: Array,
+        other_half: Array,
     ) -> None:
-        """Exchange halves and then the results, ``own`` and ``others``, in parts that keep the link busy all the time.
+        """Exchange halves and then the results, ``own_half`` and ``other_half``, in parts that keep the link always busy.
 
         Sums are queued behind the halves: while the last half is added, sums of the parts before are on their way. All
         receives are posted at the start, so that sends complete whatever the other member sends first.
         """
         outbox = Outbox(group, self._gives_way)
-        arriving = outbox.arriving(received, other, _HALVES)
-        sums = outbox.arriving(others, other, _SUMS)
-        outbox.add(send, other, _HALVES)
-        for part, request in arriving:
+        halves = outbox.arriving(received, peer, _HALVES)
+        sums = outbox.arriving(other_half, peer, _SUMS)
+        outbox.add(send, peer, _HALVES)
+        for part, request in halves:
             outbox.wait_for([request])
             reduce(part)
-            outbox.add(own[part], other, _SUMS)
+            outbox.add(own_half[part], peer, _SUMS)
         outbox.empty()
         outbox.wait_for([request for _, request in sums])
 
@@ -213,23 +213,23 @@ class MpiCommunicator(OwnMemory):
         """
         outbox, rank = Outbox(group, self._gives_way), group.rank
         received[rank][...] = sends[rank]
-        others = [(rank + distance) % group.size for distance in range(1, group.size)]
-        arriving = [request for member in others for _, request in outbox.arriving(received[member], member, _SHARDS)]
-        for member in others:
+        peers = [(rank + distance) % group.size for distance in range(1, group.size)]
+        requests = [request for member in peers for _, request in outbox.arriving(received[member], member, _SHARDS)]
+        for member in peers:
             outbox.add(sends[member], member, _SHARDS)
         outbox.empty()
-        outbox.wait_for(arriving)
+        outbox.wait_for(requests)
 
     def _reduce_chunks(self, group: Comm, flat: Array, op: str, result: Array) -> None:
         """Reduce in chunks: member i reduces the i-th chunk. An element's sum doesn't depend on which chunk it is in."""
         n_members = group.size
         bounds = [block_bounds(flat.size, n_members, member) for member in range(n_members)]
         counts = [end - start for start, end in bounds]
-        own = counts[group.rank]
-        received = self.scratch("reduce", own * n_members, flat.dtype)
-        self._exchange(group, [flat[start:end] for start, end in bounds], received, [own] * n_members, flat)
+        own_count = counts[group.rank]
+        received = self.scratch("reduce", own_count * n_members, flat.dtype)
+        self._exchange(group, [flat[start:end] for start, end in bounds], received, [own_count] * n_members, flat)
         start, end = bounds[group.rank]
-        reduce_in_order(_split(received, [(own,)] * n_members), op, result[start:end])
+        reduce_in_order(_split(received, [(own_count,)] * n_members), op, result[start:end])
         if self._gives_way:
             self._exchange_by_parts(group, [result[start:end]] * n_members, [result[start:end] for start, end in bounds])
             return

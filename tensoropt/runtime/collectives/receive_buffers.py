@@ -18,12 +18,12 @@ ALIGNMENT = 64
 
 def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return an uninitialised C-contiguous array that starts on a 64-byte boundary."""
-    resolved = np.dtype(dtype)
-    n_bytes = math.prod(shape) * resolved.itemsize
+    data_type = np.dtype(dtype)
+    n_bytes = math.prod(shape) * data_type.itemsize
     memory = np.empty(n_bytes + ALIGNMENT, np.uint8)
     # Not by ctypes.data and views, which take a microsecond longer.
     start = -memory.__array_interface__["data"][0] % ALIGNMENT
-    return np.ndarray(shape, resolved, memory, start)
+    return np.ndarray(shape, data_type, memory, start)
 
 
 def keep_freed_memory() -> None:
@@ -57,11 +57,11 @@ class OwnMemory:
 
     def scratch(self, name: str, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Return a flat aligned array of ``count`` elements, valid until ``name`` is taken again."""
-        resolved = np.dtype(dtype)
-        n_bytes = count * resolved.itemsize
+        data_type = np.dtype(dtype)
+        n_bytes = count * data_type.itemsize
         if name not in self._memory or self._memory[name].nbytes < n_bytes:
             self._memory[name] = aligned_empty((n_bytes,), np.uint8)
-        return self._memory[name][:n_bytes].view(resolved)
+        return self._memory[name][:n_bytes].view(data_type)
 
     def rounds(self) -> AbstractContextManager[object]:
         """Return a context for the rounds of one collective; it does nothing, since rounds are collectives like others."""

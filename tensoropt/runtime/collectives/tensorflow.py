@@ -69,29 +69,29 @@ class TensorFlowCollectives:
 
     def all_gather(self, axes: Axes, flat: tf.Tensor, counts: Sequence[int], name: str) -> tf.Tensor:
         """Return the members' tensors, concatenated; see :class:`...lowering.resharding.in_graph.GraphCollectives`."""
-        most, members = max(counts), self._group(axes)
-        if not most:
+        max_count, members = max(counts), self._group(axes)
+        if not max_count:
             return flat
-        moved = _packed(flat)
-        if min(counts) == most:
-            return _unpacked(self._emit(tf.raw_ops.CollectiveGatherV2, axes, moved, name), flat.dtype)
-        block = padded(moved, most - counts[self._rank])
+        payload = _packed(flat)
+        if min(counts) == max_count:
+            return _unpacked(self._emit(tf.raw_ops.CollectiveGatherV2, axes, payload, name), flat.dtype)
+        block = padded(payload, max_count - counts[self._rank])
         received = self._emit(tf.raw_ops.CollectiveGatherV2, axes, block, name)
-        return _unpacked(_without_padding(received, most, [counts[rank] for rank in members]), flat.dtype)
+        return _unpacked(_without_padding(received, max_count, [counts[rank] for rank in members]), flat.dtype)
 
     def all_to_all(self, axes: Axes, flat: tf.Tensor, counts: Sequence[Sequence[int]], name: str) -> tf.Tensor:
         """Return what the members send to this rank, concatenated; see the same."""
-        most, members = max(map(max, counts)), self._group(axes)
-        if not most:
+        max_count, members = max(map(max, counts)), self._group(axes)
+        if not max_count:
             return flat
-        moved = _packed(flat)
-        n, is_even = len(members), min(map(min, counts)) == most
-        moved = self._in_equal_blocks(moved, counts)
-        inner = moved.shape[1:]
-        received = self._emit(tf.raw_ops.CollectiveAllToAllV2, axes, tf.reshape(moved, [n, most, *inner]), name)
-        received, place = tf.reshape(received, [n * most, *inner]), members.index(self._rank)
+        payload = _packed(flat)
+        n, is_even = len(members), min(map(min, counts)) == max_count
+        payload = self._in_equal_blocks(payload, counts)
+        inner_shape = payload.shape[1:]
+        received = self._emit(tf.raw_ops.CollectiveAllToAllV2, axes, tf.reshape(payload, [n, max_count, *inner_shape]), name)
+        received, place = tf.reshape(received, [n * max_count, *inner_shape]), members.index(self._rank)
         if not is_even:
-            received = _without_padding(received, most, [counts[rank][place] for rank in members])
+            received = _without_padding(received, max_count, [counts[rank][place] for rank in members])
         return _unpacked(received, flat.dtype)
 
     def all_reduce(self, axes: Axes, value: tf.Tensor, op: str, name: str) -> tf.Tensor:
@@ -105,17 +105,17 @@ class TensorFlowCollectives:
         if not max(map(max, counts)):
             return flat
         blocks = self._in_equal_blocks(summable(flat), counts)
-        operator, own = tf.raw_ops.CollectiveReduceScatterV2, self._group(axes).index(self._rank)
+        operator, place = tf.raw_ops.CollectiveReduceScatterV2, self._group(axes).index(self._rank)
         total = self._emit(operator, axes, blocks, name, merge_op="Add", final_op="Id")
-        return summed(total[: opaque(counts[self._rank][own], tf.int32)], flat.dtype)
+        return summed(total[: opaque(counts[self._rank][place], tf.int32)], flat.dtype)
 
     def _in_equal_blocks(self, row: tf.Tensor, counts: Sequence[Sequence[int]]) -> tf.Tensor:
         """Return what this rank sends to each member, padded to what any sends at most."""
-        own, most = list(counts[self._rank]), max(map(max, counts))
-        if min(map(min, counts)) == most:
+        own_counts, max_count = list(counts[self._rank]), max(map(max, counts))
+        if min(map(min, counts)) == max_count:
             return row
-        blocks = tf.split(row, opaque(own, tf.int32), num=len(own))
-        return tf.concat([padded(block, most - count) for block, count in zip(blocks, own, strict=True)], axis=0)
+        blocks = tf.split(row, opaque(own_counts, tf.int32), num=len(own_counts))
+        return tf.concat([padded(block, max_count - count) for block, count in zip(blocks, own_counts, strict=True)], axis=0)
 
     def _group(self, axes: Axes) -> tuple[int, ...]:
         """Return the members of this rank's group, by rank."""
@@ -172,14 +172,14 @@ def _packed(value: tf.Tensor) -> tf.Tensor:
     return packed(value, _MOVED_AS.values(), _MOVED_AS, "TensorFlow's collectives")
 
 
-def _unpacked(moved: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+def _unpacked(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     if dtype.size == 1:
-        return tf.cast(moved, dtype) if dtype in _BYTES else tf.bitcast(tf.cast(moved, tf.uint8), dtype)
-    return unpacked(moved, dtype)
+        return tf.cast(value, dtype) if dtype in _BYTES else tf.bitcast(tf.cast(value, tf.uint8), dtype)
+    return unpacked(value, dtype)
 
 
-def _without_padding(received: tf.Tensor, most: int, counts: Sequence[int]) -> tf.Tensor:
-    """Return the first elements of each member's ``most``, concatenated; ``counts`` may differ between ranks."""
-    starts = [member * most for member in range(len(counts))]
+def _without_padding(received: tf.Tensor, max_count: int, counts: Sequence[int]) -> tf.Tensor:
+    """Return the first elements of each member's ``max_count``, concatenated; ``counts`` may differ between ranks."""
+    starts = [member * max_count for member in range(len(counts))]
     parts = [received[start : start + opaque(count, tf.int32)] for start, count in zip(starts, counts, strict=True)]
     return tf.concat(parts, axis=0)

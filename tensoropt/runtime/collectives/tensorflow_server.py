@@ -36,8 +36,8 @@ _started: list[bool] = []
 
 def is_rank_itself() -> bool:
     """Return whether this process is a rank, and not one that a rank has started. The first call marks the rank."""
-    own = str(os.getpid())
-    return launched_as() is not None and os.environ.setdefault(RANK_PROCESS, own) == own
+    pid = str(os.getpid())
+    return launched_as() is not None and os.environ.setdefault(RANK_PROCESS, pid) == pid
 
 
 def is_running() -> bool:
@@ -76,13 +76,13 @@ def start_if_asked() -> None:
         InputError: GPUs can't be shared out, TensorFlow has started already, or a rank can't reach another.
         TensorOptError: no server could be started.
     """
-    asked = os.environ.get(VARIABLE)
-    if not is_rank_itself() or not (asked == NAME or is_driver_here()):
+    choice = os.environ.get(VARIABLE)
+    if not is_rank_itself() or not (choice == NAME or is_driver_here()):
         return
     from ..ranks import current_processes
 
     processes = current_processes()
-    if asked == NAME or (asked is None and processes.gpus):
+    if choice == NAME or (choice is None and processes.gpus):
         _start(processes)
 
 
@@ -104,8 +104,8 @@ def _start(processes: Processes) -> None:
             f"rank {too_late.index(True)} used TensorFlow before import tensoropt, and its collectives must start first; "
             "import tensoropt at the beginning of the script"
         )
-    on_gpus = all(processes.gather(computes_on_gpu(), _WHAT))
-    if processes.gpus and not on_gpus:
+    are_on_gpus = all(processes.gather(computes_on_gpu(), _WHAT))
+    if processes.gpus and not are_on_gpus:
         display_here().say(
             f"ranks have GPUs ({processes.gpus[0]}), but this TensorFlow can't use them and computes on CPUs; "
             "tensoropt doctor says what is missing"
@@ -114,12 +114,12 @@ def _start(processes: Processes) -> None:
             return
     # NCCL refuses two ranks on one GPU.
     places = set(zip(processes.hosts, (gpu.uuid for gpu in processes.gpus), strict=False))
-    by_nccl = on_gpus and len(places) == processes.size
+    has_nccl = are_on_gpus and len(places) == processes.size
     leader = f"/job:{_job(0)}/replica:0/task:0"
-    context.context().configure_collective_ops(leader, scoped_allocator_enabled_ops=(), use_nccl_communication=by_nccl)
+    context.context().configure_collective_ops(leader, scoped_allocator_enabled_ops=(), use_nccl_communication=has_nccl)
     addresses = _serve(processes)
     _check_reachable(processes, addresses)
-    _started.append(by_nccl)
+    _started.append(has_nccl)
 
 
 def _job(rank: int) -> str:
@@ -128,19 +128,19 @@ def _job(rank: int) -> str:
 
 def _serve(processes: Processes) -> list[str]:
     """Start the servers and return their addresses. TensorFlow binds a port that was free; it may be taken in between."""
-    port, failed = free_port(), ["not yet"]
+    port, failures = free_port(), ["not yet"]
     for _ in range(ATTEMPTS):
         addresses = processes.gather(f"{own_address(processes)}:{port}", _WHAT)
-        failed = processes.gather(_enabled(addresses, processes.rank), _WHAT)
-        if not any(failed):
+        failures = processes.gather(_enabled(addresses, processes.rank), _WHAT)
+        if not any(failures):
             return addresses
-        if failed[processes.rank]:
+        if failures[processes.rank]:
             port = free_port()
-    rank, why = next((rank, why) for rank, why in enumerate(failed) if why)
+    rank, reason = next((rank, failure) for rank, failure in enumerate(failures) if failure)
     raise TensorOptError(
         describe(
             f"rank {rank} can't start TensorFlow's server",
-            got=why,
+            got=reason,
             where=f"{ATTEMPTS} ports, the last {addresses[rank]}",
             advice="let it listen on free ports, or take collectives='mpi'",
         )
@@ -152,7 +152,7 @@ def _enabled(addresses: list[str], rank: int) -> str:
     import tensorflow as tf
     from tensorflow.python.eager import context
 
-    jobs = {_job(each): [address] for each, address in enumerate(addresses)}
+    jobs = {_job(member): [address] for member, address in enumerate(addresses)}
     server = tf.train.ServerDef(
         cluster=tf.train.ClusterSpec(jobs).as_cluster_def(),
         job_name=_job(rank),
@@ -183,17 +183,17 @@ def own_address(processes: Processes, environ: Mapping[str, str] = os.environ) -
     """
     if environ.get(ADDRESS) or not processes.are_apart:
         return environ.get(ADDRESS) or "127.0.0.1"
-    own = processes.hosts[processes.rank]
-    other = next(host for host in processes.hosts if host != own)
-    found = "no address"
+    name = processes.hosts[processes.rank]
+    peer = next(host for host in processes.hosts if host != name)
+    address = "no address"
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
-        route.connect((other, 9))  # sends nothing
-        found = str(route.getsockname()[0])
-    if found == "no address" or found.startswith("127."):
+        route.connect((peer, 9))  # sends nothing
+        address = str(route.getsockname()[0])
+    if address == "no address" or address.startswith("127."):
         raise InputError(
-            describe(f"{own} has no address for {other}", got=found, advice=f"set {ADDRESS} to each machine's own address")
+            describe(f"{name} has no address for {peer}", got=address, advice=f"set {ADDRESS} to each machine's own address")
         )
-    return found
+    return address
 
 
 def _check_reachable(processes: Processes, addresses: list[str]) -> None:
@@ -202,14 +202,14 @@ def _check_reachable(processes: Processes, addresses: list[str]) -> None:
     Raises:
         InputError: one doesn't.
     """
-    own, unreached = processes.hosts[processes.rank], ""
+    own_host, unreached = processes.hosts[processes.rank], ""
     for address, host in zip(addresses, processes.hosts, strict=True):
         name, _, port = address.rpartition(":")
-        if host == own or unreached:
+        if host == own_host or unreached:
             continue
         try:
             socket.create_connection((name, int(port)), min(10.0, timeout_s() / 2)).close()  # before others miss this rank
         except OSError as error:
-            unreached = f"{own} doesn't reach {host} at port {port} ({address}): {error}"
-    for found in filter(None, processes.gather(unreached, _WHAT)):
-        raise InputError(f"{found}; open the ports between the machines, or set {ADDRESS} to each machine's own address")
+            unreached = f"{own_host} doesn't reach {host} at port {port} ({address}): {error}"
+    for failure in filter(None, processes.gather(unreached, _WHAT)):
+        raise InputError(f"{failure}; open the ports between the machines, or set {ADDRESS} to each machine's own address")

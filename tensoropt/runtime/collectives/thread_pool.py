@@ -19,21 +19,21 @@ MEET_S = 2.0
 @cache
 def runs_at_once(n_callbacks: int) -> bool:
     """Return whether ``n_callbacks`` callbacks that don't wait for each other run at the same time."""
-    meeting = threading.Barrier(n_callbacks)
+    barrier = threading.Barrier(n_callbacks)
 
     def meet() -> np.bool_:
         try:
-            meeting.wait(MEET_S)
+            barrier.wait(MEET_S)
         except threading.BrokenBarrierError:
             return np.False_
         return np.True_
 
     def all_met() -> tf.Tensor:
-        met = [tf.numpy_function(meet, [], tf.bool) for _ in range(n_callbacks)]
-        for each in met:
-            each.set_shape([])
-            each.graph.experimental_acd_manager.run_independently(each.op)
-        return tf.reduce_all(tf.stack(met))
+        tensors = [tf.numpy_function(meet, [], tf.bool) for _ in range(n_callbacks)]
+        for tensor in tensors:
+            tensor.set_shape([])
+            tensor.graph.experimental_acd_manager.run_independently(tensor.op)
+        return tf.reduce_all(tf.stack(tensors))
 
     with tf.init_scope():
         return bool(tf.function(all_met, autograph=False)())

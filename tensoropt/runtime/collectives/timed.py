@@ -59,15 +59,15 @@ class TimedCommunicator:
 
     def take(self) -> tuple[TimedCall, ...]:
         """Return the calls recorded so far, and forget them."""
-        taken = tuple(self.calls)
+        calls = tuple(self.calls)
         self.calls.clear()
-        return taken
+        return calls
 
     def take_memory(self) -> tuple[MemoryEvent, ...]:
         """Return the allocations and releases recorded so far, and forget them."""
-        taken = tuple(self.memory)
+        events = tuple(self.memory)
         self.memory.clear()
-        return taken
+        return events
 
     def empty(self, shape: Shape, dtype: npt.DTypeLike) -> Array:
         return self._followed(self.inner.empty(shape, dtype))
@@ -78,9 +78,9 @@ class TimedCommunicator:
     @contextmanager
     def rounds(self) -> Iterator[None]:
         """Record the calls within this context as one call, with the sums of their bytes and seconds."""
-        before = len(self.calls)
+        n_before = len(self.calls)
         yield
-        calls, self.calls[before:] = self.calls[before:], []
+        calls, self.calls[n_before:] = self.calls[n_before:], []
         n_bytes, seconds = sum(call.n_bytes for call in calls), sum(call.seconds for call in calls)
         self.calls.append(replace(calls[0], n_bytes=n_bytes, seconds=seconds))
 
@@ -103,12 +103,12 @@ class TimedCommunicator:
     def all_reduce(self, axes: Axes, array: Array, op: str = "sum") -> Array:
         return self._followed(self._timed("all_reduce", axes, [array], array, op))
 
-    def _timed(self, kind: str, axes: Axes, counted: Sequence[Array] | None, *arguments: Any) -> Any:
+    def _timed(self, kind: str, axes: Axes, arrays: Sequence[Array] | None, *arguments: Any) -> Any:
         """Run a collective, and record its time and the bytes of some arrays; None for those that it returns."""
-        started = self.clock()
+        start = self.clock()
         result = getattr(self.inner, kind)(axes, *arguments)
-        n_bytes = sum(block.nbytes for block in (result if counted is None else counted))
-        self.calls.append(TimedCall(kind, axes, n_bytes, started, self.clock() - started))
+        n_bytes = sum(block.nbytes for block in (result if arrays is None else arrays))
+        self.calls.append(TimedCall(kind, axes, n_bytes, start, self.clock() - start))
         return result
 
     def _followed(self, result: Array) -> Array:

@@ -35,7 +35,7 @@ def emitted_by(collectives: str, processes: Processes, mesh: Mesh) -> Emitted:
 def emitted(collectives: GraphCollectives, mesh: Mesh, rank: int) -> Emitted:
     """Return a function that adds one collective to a graph, as lowering does: see
     :class:`...profiling.measuring_ranks.MeasuringProcess`."""
-    in_graph = InGraph(collectives, rank)
+    emitter = InGraph(collectives, rank)
 
     def of(kind: str, axes: Axes, n_bytes: int) -> Call:
         count = n_bytes // np.dtype(np.float32).itemsize
@@ -43,16 +43,16 @@ def emitted(collectives: GraphCollectives, mesh: Mesh, rank: int) -> Emitted:
         if kind == "all_to_all":
             counts = [[end - start for start, end in bounds]] * mesh.n_devices
 
-            def exchange(whole: tf.Tensor) -> tf.Tensor:
+            def exchange(tensor: tf.Tensor) -> tf.Tensor:
                 # Lowering's all-to-all includes copies, whose cost is counted separately, so only the exchange is emitted.
-                return collectives.all_to_all(axes, whole, counts, "measured_all_to_all")
+                return collectives.all_to_all(axes, tensor, counts, "measured_all_to_all")
 
             return count, exchange
         step = step_alone(kind, mesh, axes)
         path = Path(step.source, step.target, (step,), (count,))
 
         def emit(shard: tf.Tensor) -> Any:
-            return in_graph.emit(path, [shard], CollectiveRequest("measured", "a measurement"))[0]
+            return emitter.emit(path, [shard], CollectiveRequest("measured", "a measurement"))[0]
 
         start, end = bounds[mesh.index_along(axes, rank)]
         return (end - start if kind == "all_gather" else count), emit

@@ -63,8 +63,8 @@ def core_times_s() -> tuple[float, float]:
     ran_ns = waited_ns = 0
     for thread in Path("/proc/self/task").glob("*/schedstat"):
         try:
-            ran, waited, _ = thread.read_text().split()
+            ran_text, waited_text, _ = thread.read_text().split()
         except (OSError, ValueError):
             continue
-        ran_ns, waited_ns = ran_ns + int(ran), waited_ns + int(waited)
+        ran_ns, waited_ns = ran_ns + int(ran_text), waited_ns + int(waited_text)
     return ran_ns / 1e9, waited_ns / 1e9

@@ -74,18 +74,18 @@ def hardware_here(processes: Processes, collectives: str = MPI, display: Display
     def measured() -> tuple[Hardware, Disturbance]:
         return measured_with_disturbance(processes, lambda: measure_here(processes, budget_s, watching, collectives))
 
-    found, disturbed = measured()
-    if not disturbed.is_large:
-        return found
-    older = _calibrated(processes, collectives, most_days=sys.maxsize)
-    if older is not None and older.measured is not None:
-        display.say(f"{disturbed}; the calibration of {older.measured.date} is used instead")
-        return older
-    if disturbed.may_pass:
-        found, disturbed = min((found, disturbed), measured(), key=lambda each: sum(astuple(each[1])))
-    if disturbed.is_large:
-        display.say(f"{disturbed}; plans may differ from run to run, until tensoropt calibrate measures in a quiet hour")
-    return found
+    hardware, disturbance = measured()
+    if not disturbance.is_large:
+        return hardware
+    calibration = _calibrated(processes, collectives, most_days=sys.maxsize)
+    if calibration is not None and calibration.measured is not None:
+        display.say(f"{disturbance}; the calibration of {calibration.measured.date} is used instead")
+        return calibration
+    if disturbance.may_pass:
+        hardware, disturbance = min((hardware, disturbance), measured(), key=lambda pair: sum(astuple(pair[1])))
+    if disturbance.is_large:
+        display.say(f"{disturbance}; plans may differ from run to run, until tensoropt calibrate measures in a quiet hour")
+    return hardware
 
 
 def measure_here(
@@ -128,31 +128,31 @@ def calibrated_file(processes: Processes, collectives: str = MPI) -> Path | None
     if folder is None:
         return None
     hosts = hashlib.sha256(" ".join(processes.hosts).encode()).hexdigest()[:8]
-    by = f"-{collectives}" if collectives in (TENSORFLOW, HOROVOD) else ""
-    return folder / "hardware" / f"{processes.machines}x{processes.devices_per_machine}-{hosts}{by}.json"
+    suffix = f"-{collectives}" if collectives in (TENSORFLOW, HOROVOD) else ""
+    return folder / "hardware" / f"{processes.machines}x{processes.devices_per_machine}-{hosts}{suffix}.json"
 
 
 def _calibrated(processes: Processes, collectives: str, most_days: int = MOST_DAYS) -> Hardware | None:
-    file, found = calibrated_file(processes, collectives), None
+    file, hardware = calibrated_file(processes, collectives), None
     if processes.rank == 0 and file is not None and file.exists():
         try:
-            found = Hardware.load(file)
-            why = why_stale(found, datetime.date.today(), most_days)
+            hardware = Hardware.load(file)
+            reason = why_stale(hardware, datetime.date.today(), most_days)
         except HardwareError as error:
-            why = str(error)
-        if why:
-            logger.info("the calibration '%s' isn't used: %s", file, why)
-            found = None
-    found = processes.broadcast(found)
-    return None if found is None else with_memory_now(found, processes)
+            reason = str(error)
+        if reason:
+            logger.info("the calibration '%s' isn't used: %s", file, reason)
+            hardware = None
+    hardware = processes.broadcast(hardware)
+    return None if hardware is None else with_memory_now(hardware, processes)
 
 
-def with_memory_now(found: Hardware, processes: Processes) -> Hardware:
+def with_memory_now(hardware: Hardware, processes: Processes) -> Hardware:
     """Return hardware with the memory that is free now, of which a measurement before says nothing; every rank calls it."""
-    own = TensorFlowEngine().device_memory_bytes()
-    free = available_memory_bytes(processes.local_size) if own is None else own
-    least = -processes.gather_max(-free)
-    return replace(found, device=replace(found.device, memory_bytes=int(least)))
+    device_bytes = TensorFlowEngine().device_memory_bytes()
+    free_bytes = available_memory_bytes(processes.local_size) if device_bytes is None else device_bytes
+    least_bytes = -processes.gather_max(-free_bytes)
+    return replace(hardware, device=replace(hardware.device, memory_bytes=int(least_bytes)))
 
 
 def why_stale(hardware: Hardware, today: datetime.date, most_days: int = MOST_DAYS) -> str:
@@ -175,19 +175,19 @@ def changes_since(hardware: Hardware, is_run_here: bool, collectives: str | None
     origin = hardware.measured
     if origin is None:
         return ""
-    found = []
+    changes = []
     if origin.tensorflow and origin.tensorflow != tf.__version__:
-        found.append(f"it was measured with TensorFlow {origin.tensorflow}, this is {tf.__version__}")
+        changes.append(f"it was measured with TensorFlow {origin.tensorflow}, this is {tf.__version__}")
     if is_run_here:
         engine = TensorFlowEngine()
         if hardware.device.name != engine.device_name():
-            found.append(f"its device is {hardware.device.name!r}, this one {engine.device_name()!r}")
+            changes.append(f"its device is {hardware.device.name!r}, this one {engine.device_name()!r}")
         elif origin.threads != engine.threads:
             then, now = (threads or "all" for threads in (origin.threads, engine.threads))
-            found.append(f"it was measured with {then} threads, this process has {now}")
+            changes.append(f"it was measured with {then} threads, this process has {now}")
         if collectives not in (None, EMULATED, origin.collectives):
-            found.append(f"its collectives are by {origin.collectives}, these by {collectives}")
-    return "; ".join(found)
+            changes.append(f"its collectives are by {origin.collectives}, these by {collectives}")
+    return "; ".join(changes)
 
 
 def warning_of(hardware: Hardware, is_strict: bool, is_run_here: bool = False) -> str:

@@ -71,10 +71,10 @@ class OperatorTrial:
         """Return the trial of an operator as a graph's training steps run it."""
         rule = rule_of(op)
         indices = tuple(i for i, (position, _) in enumerate(op.operands) if (op.name, position) in backward.gradients)
-        reached = backward.reached(graph)
-        given = tuple(i for i, tensor in enumerate(op.outputs) if tensor.name in reached)
-        by_rows = op.name in graph.lookup_operators
-        return cls(op, rule, config, interface_of(rule, config), indices, given, predicted_us, by_rows)
+        names = backward.reached(graph)
+        result_indices = tuple(i for i, tensor in enumerate(op.outputs) if tensor.name in names)
+        is_by_rows = op.name in graph.lookup_operators
+        return cls(op, rule, config, interface_of(rule, config), indices, result_indices, predicted_us, is_by_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +119,13 @@ class OperatorTimer:
                 if not trial.indices:
                     return Timed(float(forward[0]), 0.0, _spread(forward))
                 arguments = [v for _ in range(copies) for v in (*_operands(trial), *_gradients(trial))]
-                both = self._per_copy(_function(trial, copies, True), arguments, copies)
+                combined = self._per_copy(_function(trial, copies, True), arguments, copies)
         except (tf.errors.OpError, ValueError, TypeError, LookupError, AssertionError, NotImplementedError) as error:
             # The operator needs certain values, or something that only a complete model has: its time is predicted.
             logger.info("%s isn't timed by itself, but predicted: %s: %s", trial.op.where(), type(error).__name__, error)
             return None
-        backward_us = max(0.0, float(both[0] - forward[0]))
-        return Timed(float(forward[0]), backward_us, max(_spread(forward), _spread(both)))
+        backward_us = max(0.0, float(combined[0] - forward[0]))
+        return Timed(float(forward[0]), backward_us, max(_spread(forward), _spread(combined)))
 
     def _per_copy(self, function: Callable[..., tf.Tensor], arguments: list[tf.Tensor], copies: int) -> np.ndarray:
         """Return the quartiles of the time of one copy, in microseconds."""
@@ -161,7 +161,7 @@ def _nothing() -> Callable[[], tf.Tensor]:
     return lambda: function(argument)
 
 
-def _function(trial: OperatorTrial, copies: int, with_gradients: bool) -> Callable[..., tf.Tensor]:
+def _function(trial: OperatorTrial, copies: int, has_gradients: bool) -> Callable[..., tf.Tensor]:
     """Return a function that runs the copies one after the other and returns a number when all are done."""
     rank = trial.config.mesh.n_devices - 1  # among uneven blocks, the last is one of the largest
     first_run = [tf.zeros([], tf.int64)]
@@ -169,23 +169,23 @@ def _function(trial: OperatorTrial, copies: int, with_gradients: bool) -> Callab
     n_operands = len(trial.op.operands)
 
     def body(*arguments: tf.Tensor) -> tf.Tensor:
-        each = len(arguments) // copies
-        done: list[tf.Tensor] = []
-        for start in range(0, len(arguments), each):
-            operands, gradients = (arguments[start : start + n_operands], arguments[start + n_operands : start + each])
-            with tf.control_dependencies(done):
+        n_values = len(arguments) // copies
+        previous: list[tf.Tensor] = []
+        for start in range(0, len(arguments), n_values):
+            operands, gradients = (arguments[start : start + n_operands], arguments[start + n_operands : start + n_values])
+            with tf.control_dependencies(previous):
                 results = [values[0] for values in emit(job, [[operand] for operand in operands])]
-                done = list(results)
-                if with_gradients:
+                previous = list(results)
+                if has_gradients:
                     ends = [results[index] for index in trial.given]
-                    found = tf.gradients(ends, [operands[index] for index in trial.indices], list(gradients))
-                    found = found if trial.by_rows else [g if g is None else tf.convert_to_tensor(g) for g in found]
-                    done += [part for part in tf.nest.flatten(found, expand_composites=True) if part is not None]
-        with tf.control_dependencies(done):
+                    grads = tf.gradients(ends, [operands[index] for index in trial.indices], list(gradients))
+                    grads = grads if trial.by_rows else [g if g is None else tf.convert_to_tensor(g) for g in grads]
+                    previous += [part for part in tf.nest.flatten(grads, expand_composites=True) if part is not None]
+        with tf.control_dependencies(previous):
             return tf.constant(0.0)
 
-    given = [*_operands(trial), *(_gradients(trial) if with_gradients else [])] * copies
-    signature = [tf.TensorSpec(value.shape, value.dtype) for value in given]
+    inputs = [*_operands(trial), *(_gradients(trial) if has_gradients else [])] * copies
+    signature = [tf.TensorSpec(value.shape, value.dtype) for value in inputs]
     concrete: Callable[..., tf.Tensor] = tf.function(
         body, input_signature=signature, autograph=False
     ).get_concrete_function()

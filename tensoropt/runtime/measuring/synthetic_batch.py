@@ -25,7 +25,7 @@ _VIEWS = ("Reshape", "Squeeze", "ExpandDims", "Cast", "Identity", "StridedSlice"
 
 def synthetic_step(graph: Graph) -> tuple[Fetch, dict[Feed, np.ndarray]]:
     """Return the fetches and feeds of a training step: all training steps, their losses, and a synthetic batch."""
-    fetch = Fetch(tuple((each.loss, False) for each in graph.backward_passes), tuple(graph.train_steps))
+    fetch = Fetch(tuple((step.loss, False) for step in graph.backward_passes), tuple(graph.train_steps))
     return fetch, {Feed(tensor, False): value for tensor, value in synthetic_batch(graph).items()}
 
 
@@ -57,12 +57,12 @@ def _bound(tensor: Tensor, consumers: dict[str, list[Operator]]) -> int:
     """
 
     def viewed(name: str) -> list[str]:
-        return [out.name for op in consumers.get(name, ()) if op.type in _VIEWS for out in op.outputs]
+        return [result.name for op in consumers.get(name, ()) if op.type in _VIEWS for result in op.outputs]
 
     names, bounds = reached([tensor.name], viewed), []
     for op in (op for name in names for op in consumers.get(name, ()) if op.type in _INDICES):
-        position, of_operand, dimension = _INDICES[op.type]
-        indices, bounding = op.inputs[position], op.inputs[of_operand]
+        position, bound_position, dimension = _INDICES[op.type]
+        indices, bounding = op.inputs[position], op.inputs[bound_position]
         if indices is not None and indices.name in names and bounding is not None:
             bounds.append(bounding.shape[dimension])
     return min(bounds, default=1)

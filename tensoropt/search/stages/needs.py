@@ -62,35 +62,35 @@ class StageNeeds:
             sizes: the numbers of devices that stages may have.
             rematerializes: whether plans may rematerialize.
         """
-        one = times[min(sizes)]
-        graph, program = one.graph, _program(one.graph)
-        held, trained = _held(graph, program)
-        again = [_Again.of(times[size], program) for size in sizes] if rematerializes else []
-        read = _read(one)
+        graph_times = times[min(sizes)]
+        graph, program = graph_times.graph, _program(graph_times.graph)
+        held, n_trained = _held(graph, program)
+        repeats = [_Again.of(times[size], program) for size in sizes] if rematerializes else []
+        read = _read(graph_times)
         saved = {op.name: sum(tensor.mem_bytes for tensor in op.outputs if tensor.name in read) for op in program}
-        levels, kept = _levels(again[0], saved) if again else ({}, {})
+        levels, kept_levels = _levels(repeats[0], saved) if repeats else ({}, {})
         n_levels = 1 + max(levels.values(), default=0)
-        of_level, of_segment = np.zeros((n_levels, len(program)), np.int64), [Counter[int]() for _ in range(n_levels)]
+        level_bytes, segment_bytes = np.zeros((n_levels, len(program)), np.int64), [Counter[int]() for _ in range(n_levels)]
         for place, op in enumerate(program):
             first = levels.get(op.name, n_levels)
-            of_level[:first, place] = saved[op.name]
-            of_level[kept.get(op.name, n_levels) :, place] = op.result.mem_bytes if op.outputs else 0
-            for each in of_segment[first:]:
-                each[again[0].segments[op.name]] += saved[op.name]
+            level_bytes[:first, place] = saved[op.name]
+            level_bytes[kept_levels.get(op.name, n_levels) :, place] = op.result.mem_bytes if op.outputs else 0
+            for counter in segment_bytes[first:]:
+                counter[repeats[0].segments[op.name]] += saved[op.name]
         again_us = {}
-        for size, of_size in zip(sizes, again, strict=False):
+        for size, repeat in zip(sizes, repeats, strict=False):
             us = np.zeros((n_levels, len(program)))
             for place, op in enumerate(program):
-                us[levels.get(op.name, n_levels) :, place] = graph.n_micro_batches * of_size.own_us.get(op.name, 0.0)
+                us[levels.get(op.name, n_levels) :, place] = graph.n_micro_batches * repeat.own_us.get(op.name, 0.0)
             again_us[size] = _summed(us)
-        at_once = np.array([max(each.values(), default=0) for each in of_segment])
-        return cls([op.name for op in program], held, trained, _summed(of_level), _crossing(program), at_once, again_us)
+        peaks = np.array([max(counts.values(), default=0) for counts in segment_bytes])
+        return cls([op.name for op in program], held, n_trained, _summed(level_bytes), _crossing(program), peaks, again_us)
 
     def n_bytes(self, start: Place, end: Place, in_flight: int) -> Iterator[np.ndarray]:
         """Yield by level the bytes of a stage's devices together, of the operators between two places."""
-        for saved, at_once in zip(self.saved, self.at_once.tolist(), strict=True):
-            before = self.held[start] + in_flight * (saved[start] - self.crossing[start])
-            yield self.held[end] + in_flight * saved[end] + at_once - before  # one array over both places
+        for saved, segment_bytes in zip(self.saved, self.at_once.tolist(), strict=True):
+            bytes_before = self.held[start] + in_flight * (saved[start] - self.crossing[start])
+            yield self.held[end] + in_flight * saved[end] + segment_bytes - bytes_before  # one array over both places
 
     def least_bytes(self, start: Place, end: Place, in_flight: int) -> np.ndarray:
         """Return the bytes at the level that needs the fewest."""
@@ -101,16 +101,16 @@ class StageNeeds:
 
         A stage that doesn't fit takes as much longer as it needs more memory.
         """
-        n_bytes = [each / size for each in self.n_bytes(start, end, in_flight)]
-        more = np.zeros_like(own_us)
+        n_bytes = [level_bytes / size for level_bytes in self.n_bytes(start, end, in_flight)]
+        extra_us = np.zeros_like(own_us)
         if self.again_us:
-            of_levels = [each[end] - each[start] for each in self.again_us[size]]
+            level_us = [sums[end] - sums[start] for sums in self.again_us[size]]
             for level in range(1, len(self.saved)):
-                saves = np.maximum(1.0, n_bytes[level - 1] - n_bytes[level])
-                share = np.clip((n_bytes[level - 1] - limit) / saves, 0.0, 1.0)
+                saved_bytes = np.maximum(1.0, n_bytes[level - 1] - n_bytes[level])
+                share = np.clip((n_bytes[level - 1] - limit) / saved_bytes, 0.0, 1.0)
                 # What fits with less rematerialized needs none of this level.
-                more += share * (of_levels[level] - of_levels[level - 1])
-        return (own_us + more) * np.maximum(1.0, np.minimum.reduce(n_bytes) / limit)
+                extra_us += share * (level_us[level] - level_us[level - 1])
+        return (own_us + extra_us) * np.maximum(1.0, np.minimum.reduce(n_bytes) / limit)
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,16 +206,16 @@ def _held(graph: Graph, program: Sequence[Operator]) -> tuple[np.ndarray, np.nda
 def _crossing(program: Sequence[Operator]) -> np.ndarray:
     """Return the bytes of a micro-batch that cross at each place."""
     last = {tensor.name: place for place, op in enumerate(program) for _, tensor in op.operands}
-    ending = Counter[int]()
-    found, alive = [0], 0
+    released = Counter[int]()
+    totals, alive = [0], 0
     for place, op in enumerate(program):
         for tensor in op.outputs:
             if last.get(tensor.name, place) > place:
                 alive += tensor.mem_bytes
-                ending[last[tensor.name]] += tensor.mem_bytes
-        alive -= ending[place]
-        found.append(alive)
-    return np.array(found)
+                released[last[tensor.name]] += tensor.mem_bytes
+        alive -= released[place]
+        totals.append(alive)
+    return np.array(totals)
 
 
 def _summed(values: np.ndarray) -> np.ndarray:

@@ -75,24 +75,24 @@ def _compare(arguments: argparse.Namespace) -> None:
         print(introduction(setup), flush=True)
     model = recorded.model
     request = Request(model, hardware, limit, progress=display.update, space=arguments.space, budget=budget)
-    in_stages: dict[str, Plan | None] = {}
+    stage_plans: dict[str, Plan | None] = {}
     if model.placed:
         with display.phase("search of the placement"):
-            placed = mini_time(replace(request, limit_bytes=None, space=None, placed=model.placed), count)
-            in_stages |= {"placed": placed} if len(placed.stages) > 1 else {}
+            placed_plan = mini_time(replace(request, limit_bytes=None, space=None, placed=model.placed), count)
+            stage_plans |= {"placed": placed_plan} if len(placed_plan.stages) > 1 else {}
     with display.phase("search"):
-        found = find_frontier(request, count)
+        model_frontier = find_frontier(request, count)
         if not model.placed:
-            in_stages["stages"] = _that_pays(request, count, found)
-        compared = compare(found, limit_bytes=limit, progress=display.update)
-        compared = replace(compared, in_stages={name: plan for name, plan in in_stages.items() if plan is not None})
-        frontier = frontier_of_whole(compared.frontier)
-    lines = [f"\n{compared.table()}\n\nfrontier  {frontier.summary()}", *(f"note      {each}" for each in compared.notes())]
+            stage_plans["stages"] = _that_pays(request, count, model_frontier)
+        result = compare(model_frontier, limit_bytes=limit, progress=display.update)
+        result = replace(result, in_stages={name: plan for name, plan in stage_plans.items() if plan is not None})
+        frontier = frontier_of_whole(result.frontier)
+    lines = [f"\n{result.table()}\n\nfrontier  {frontier.summary()}", *(f"note      {note}" for note in result.notes())]
     if arguments.plot is not None:
-        write_picture(compared.plot, arguments.plot)
-    write_frontier(arguments, frontier, None, display, compared.baselines)
-    lines += [f"wrote {written}" for written in (arguments.plot, arguments.report) if written is not None]
-    answer(arguments, {**compared.to_json(), "model": recorded.name, "optimizer": setup.optimizer}, "\n".join(lines))
+        write_picture(result.plot, arguments.plot)
+    write_frontier(arguments, frontier, None, display, result.baselines)
+    lines += [f"wrote {path}" for path in (arguments.plot, arguments.report) if path is not None]
+    answer(arguments, {**result.to_json(), "model": recorded.name, "optimizer": setup.optimizer}, "\n".join(lines))
 
 
 def _that_pays(request: Request, count: int, frontier: ModelFrontier) -> Plan | None:
@@ -102,11 +102,11 @@ def _that_pays(request: Request, count: int, frontier: ModelFrontier) -> Plan | 
     fastest = frontier.fastest_within(request.limit_bytes)
     if fastest is None:
         return None
-    asked = replace(request, may_take_stages=True, wants_frontier=False)
-    search = CandidateSearch(asked, count, whole=[frontier], alone=(frontier, fastest))
+    staged_request = replace(request, may_take_stages=True, wants_frontier=False)
+    search = CandidateSearch(staged_request, count, whole=[frontier], alone=(frontier, fastest))
     search.search_unasked()
-    found = search.frontier()
-    return found.at(request.limit_bytes) if found is not None and found.why_stages else None
+    staged_frontier = search.frontier()
+    return staged_frontier.at(request.limit_bytes) if staged_frontier is not None and staged_frontier.why_stages else None
 
 
 def _hardware_and_count(arguments: argparse.Namespace) -> tuple[Hardware, int]:

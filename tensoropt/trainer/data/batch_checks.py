@@ -20,17 +20,17 @@ def check_size(batch: Batch, progress: FitProgress, batch_size: int) -> None:
     Raises:
         InputError: the batch is larger than planned, or both of the epoch's first two batches are smaller.
     """
-    off = batch.n_samples
-    before, progress.before = progress.before, off
-    second_of_small = progress.step == 1 and before is not None and max(before, off) < batch_size
-    if off > batch_size or second_of_small:
+    n = batch.n_samples
+    n_before, progress.before = progress.before, n
+    is_second_small = progress.step == 1 and n_before is not None and max(n_before, n) < batch_size
+    if n > batch_size or is_second_small:
         raise InputError(
-            f"the data ({running_line()}) has batches of {off} samples, expected {batch_size}, for which the plan was made; "
-            f"batch it by {batch_size}, over all ranks, or parallelize with batch_size={off}"
+            f"the data ({running_line()}) has batches of {n} samples, expected {batch_size}, for which the plan was made; "
+            f"batch it by {batch_size}, over all ranks, or parallelize with batch_size={n}"
         )
 
 
-def check_labels(batch: Batch, planned: Signature, model: keras.Model) -> None:
+def check_labels(batch: Batch, signature: Signature, model: keras.Model) -> None:
     """Check that a batch to train on or to evaluate has labels if the plan was made with some, and none otherwise.
 
     Labels without use are left out, but what a step of the model's own makes of them isn't known.
@@ -38,11 +38,11 @@ def check_labels(batch: Batch, planned: Signature, model: keras.Model) -> None:
     Raises:
         InputError: it has none, or some that the model's own step would be given.
     """
-    if planned.labels is not None and not batch.labels:
+    if signature.labels is not None and not batch.labels:
         raise InputError(f"batches ({running_line()}) have no y, for which the plan was made; give (x, y)")
-    own = that_takes_labels(model, None)
-    if batch.drops_labels and own:
+    hook = that_takes_labels(model, None)
+    if batch.drops_labels and hook:
         raise InputError(
-            f"batches ({running_line()}) have y, without which the plan was made, and {own} of model '{model.name}' may use "
-            "it; give x alone, or show such a batch by data=(x, y) of parallelize"
+            f"batches ({running_line()}) have y, without which the plan was made, and {hook} of model '{model.name}' may "
+            "use it; give x alone, or show such a batch by data=(x, y) of parallelize"
         )

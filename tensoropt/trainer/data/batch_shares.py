@@ -61,9 +61,9 @@ class Sharing:
         parts = ElementParts.of(specs, self._expected(lambda: specs))
         batch = parts.batch(tensors_of(element))
         if parts.is_open and not self._ranks.leads:
-            other = self._ranks.processes.first_that_differs(repr(batch.extents))
-            if other is not None:
-                raise InputError(f"ranks 0 and {other} give batches ({running_line()}) of different shapes: {SAME_BATCHES}")
+            odd = self._ranks.processes.first_that_differs(repr(batch.extents))
+            if odd is not None:
+                raise InputError(f"ranks 0 and {odd} give batches ({running_line()}) of different shapes: {SAME_BATCHES}")
         if not self._ranks.leads:
             self._same.check(lambda: ((parts.names[i], leaf.numpy()) for i, leaf in enumerate(batch.leaves)))
         return batch
@@ -76,9 +76,9 @@ ONE_READS = (
 )
 
 
-def _each(change: Callable[[Any], Any], element: Sequence[Structure]) -> tuple[Structure, ...]:
+def _each(function: Callable[[Any], Any], element: Sequence[Structure]) -> tuple[Structure, ...]:
     return tuple(
-        part if part is None else keras.tree.map_structure(lambda leaf: leaf if is_none(leaf) else change(leaf), part)
+        part if part is None else keras.tree.map_structure(lambda leaf: leaf if is_none(leaf) else function(leaf), part)
         for part in element
     )
 
@@ -116,11 +116,11 @@ class BatchShares:
         self.opened = self.taken = self._n_compared = 0
         self.before_opening: Callable[[int], None] = lambda number: None
 
-    def go_on(self, opened: int, taken: int) -> None:
-        """Continue where a run stopped: repeat ``opened`` openings, and let the next one start at batch ``taken``."""
-        for _ in range(opened):
+    def go_on(self, n_opened: int, n_taken: int) -> None:
+        """Continue where a run stopped: repeat ``n_opened`` openings, and let the next one start at batch ``n_taken``."""
+        for _ in range(n_opened):
             iter(self.data)
-        self.opened, self._begin = opened, taken
+        self.opened, self._begin = n_opened, n_taken
 
     @cached_property
     def parts(self) -> ElementParts:
@@ -189,11 +189,11 @@ class BatchShares:
             InputError: later batches differ.
         """
         digest, first = next(batches, (None, None))
-        other = self._ranks.processes.first_that_differs(digest)
-        if other is not None:
+        odd = self._ranks.processes.first_that_differs(digest)
+        if odd is not None:
             self.one_reads = True
             if self._ranks.rank == 0:
-                logger.warning(ONE_READS, f"ranks 0 and {other}")
+                logger.warning(ONE_READS, f"ranks 0 and {odd}")
             del batches
             yield from handed_out(self._full_batches(), self._ranks)
             return
@@ -202,11 +202,11 @@ class BatchShares:
         call = current_call("gather")
         for number, (digest, batch) in enumerate(batches, 1):
             is_asked = is_compared(number, self._n_compared) or self.parts.is_open
-            other = self._ranks.processes.first_that_differs(digest, call=call) if is_asked else None
-            if other is not None:
-                before = "" if self.opened == 1 else f", as some of the {PERIOD - 1} before it may have been"
+            odd = self._ranks.processes.first_that_differs(digest, call=call) if is_asked else None
+            if odd is not None:
+                hint = "" if self.opened == 1 else f", as some of the {PERIOD - 1} before it may have been"
                 raise InputError(
-                    f"ranks 0 and {other} have different data in batch {self.taken + 1} of a pass through it{before}: "
+                    f"ranks 0 and {odd} have different data in batch {self.taken + 1} of a pass through it{hint}: "
                     f"{SAME_BATCHES}; or give a generator, which rank 0 reads for all"
                 )
             yield batch
@@ -217,9 +217,9 @@ class BatchShares:
         Tracing a pipeline takes longer than a small epoch, so the pipeline is reused for the next epoch.
         """
         if self._begun is not None:
-            begun, self._begun = self._begun, None
+            items, self._begun = self._begun, None
             cut = None if self._is_as_is(n_shares) else self._cut(n_shares)
-            return self._read(map(tensors_of, begun) if cut is None else itertools.starmap(cut, enumerate(begun)), n_shares)
+            return self._read(map(tensors_of, items) if cut is None else itertools.starmap(cut, enumerate(items)), n_shares)
         self.before_opening(self.opened)
         if self.taken:
             return self._read(_flat(self._pipeline(self.data.skip(self.taken), n_shares)), n_shares)
@@ -251,7 +251,7 @@ class BatchShares:
         It returns a digest, the number of samples and this rank's share of the tensors. The digest of a batch that isn't
         compared is that of its shapes, as far as these are open. A batch with too few samples isn't cut.
         """
-        rank, least, parts = (self._ranks.rank if n_shares > 1 else 0), self._ranks.least_shared, self.parts
+        rank, n_least, parts = (self._ranks.rank if n_shares > 1 else 0), self._ranks.least_shared, self.parts
         n_compared = self._n_compared  # of this opening's batches each of the first is compared
 
         @tf.autograph.experimental.do_not_convert  # which would take longer than all else of a small epoch
@@ -263,7 +263,7 @@ class BatchShares:
             is_digested = (number < n_compared) | (number % PERIOD == 0)
             digest = tf.cond(is_digested, lambda: fingerprint(leaves, number == 0), lambda: parts.shapes(leaves))
             start, end = rank * n_samples // n_shares, (rank + 1) * n_samples // n_shares
-            is_share = tf.cast(n_samples, tf.int64) >= least
+            is_share = tf.cast(n_samples, tf.int64) >= n_least
             start, end = tf.where(is_share, start, 0), tf.where(is_share, end, n_samples)
             return digest, n_samples, *(leaf[start:end] for leaf in leaves)
 
@@ -274,5 +274,5 @@ class BatchShares:
             yield from ((b"", self.parts.batch(tensors)) for tensors in elements)
             return
         for digest, n_samples, *leaves in elements:
-            n, least = int(n_samples), self._ranks.least_shared
-            yield digest.numpy().tobytes(), self.parts.packed(leaves, n, is_share=n_shares > 1 and n >= least)
+            n, n_least = int(n_samples), self._ranks.least_shared
+            yield digest.numpy().tobytes(), self.parts.packed(leaves, n, is_share=n_shares > 1 and n >= n_least)

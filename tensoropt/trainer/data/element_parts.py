@@ -55,25 +55,25 @@ class ElementParts:
         weights = None if parts[2] is None else keras.tree.map_structure(planned_weight, parts[2])
         specs: list[tf.TensorSpec] = []
         part_of, places, converts, n_before = list[int](), list[int](), False, 0
-        for index, (given, planned) in enumerate(zip(parts, (signature.inputs, signature.labels, weights), strict=True)):
-            for leaf in tf.nest.flatten(given):
+        for index, (part, planned_part) in enumerate(zip(parts, (signature.inputs, signature.labels, weights), strict=True)):
+            for leaf in tf.nest.flatten(part):
                 check_dense(leaf, f"{PARTS[index]} of a batch")
-            taken = [] if given is None or planned is None else matched(given, planned, PARTS[index])
-            for spec, leaf in zip(tensors_of(planned), taken, strict=False):
-                got = tf.nest.flatten(given)[leaf]
-                if got.shape.rank is not None:
+            indices = [] if part is None or planned_part is None else matched(part, planned_part, PARTS[index])
+            for spec, leaf in zip(tensors_of(planned_part), indices, strict=False):
+                actual = tf.nest.flatten(part)[leaf]
+                if actual.shape.rank is not None:
                     name = spec.name or PARTS[index]
-                    check_fits(name, [None, *got.shape[1:]], got.dtype.name, [None, *spec.shape[1:]], spec.dtype.name)
-                if PARTS[index] in signature.as_seen and got.dtype.is_floating and not spec.dtype.is_floating:
+                    check_fits(name, [None, *actual.shape[1:]], actual.dtype.name, [None, *spec.shape[1:]], spec.dtype.name)
+                if PARTS[index] in signature.as_seen and actual.dtype.is_floating and not spec.dtype.is_floating:
                     raise InputError(
-                        f"{PARTS[index]} of a batch ({running_line()}) has type {got.dtype.name} where the first one had "
+                        f"{PARTS[index]} of a batch ({running_line()}) has type {actual.dtype.name} where the first one had "
                         f"{spec.dtype.name}, to which it can't be converted without a loss; give all batches one type"
                     )
                 specs.append(spec)
                 part_of.append(index)
-                places.append(n_before + len(tensors_of(tf.nest.flatten(given)[:leaf])))
-                converts = converts or got.dtype != spec.dtype or got.shape.rank not in (None, spec.shape.rank)
-            n_before += len(tensors_of(given))
+                places.append(n_before + len(tensors_of(tf.nest.flatten(part)[:leaf])))
+                converts = converts or actual.dtype != spec.dtype or actual.shape.rank not in (None, spec.shape.rank)
+            n_before += len(tensors_of(part))
         drops_labels = parts[1] is not None and signature.labels is None
         return cls(tuple(specs), tuple(part_of), tuple(places), weights, part_of.count(1), drops_labels, converts)
 
@@ -113,30 +113,30 @@ def planned_weight(spec: Any) -> tf.TensorSpec:
     return tf.TensorSpec(spec.shape, keras.backend.floatx())
 
 
-def matched(given: Structure, planned: Structure, what: str) -> list[int]:
+def matched(actual: Structure, expected: Structure, part: str) -> list[int]:
     """Return, for each planned tensor, the index of the given one: by name if the given ones are named, else in order.
 
     Raises:
         InputError: a name is missing, or the number of tensors differs.
     """
-    if isinstance(given, Mapping) and all(not isinstance(value, (Mapping, list, tuple)) for value in given.values()):
-        names = [each.name for each in tensors_of(planned)]
-        if isinstance(planned, Mapping):
-            names = sorted(name for name in planned if planned[name] is not None)
-        indices = {name: i for i, name in enumerate(sorted(given))}
+    if isinstance(actual, Mapping) and all(not isinstance(value, (Mapping, list, tuple)) for value in actual.values()):
+        names = [spec.name for spec in tensors_of(expected)]
+        if isinstance(expected, Mapping):
+            names = sorted(name for name in expected if expected[name] is not None)
+        indices = {name: i for i, name in enumerate(sorted(actual))}
         missing = [name for name in names if name not in indices]
-        if missing and not (len(names) == len(given) == 1):
+        if missing and not (len(names) == len(actual) == 1):
             got = ", ".join(map(repr, indices))
-            raise InputError(f"{what} of a batch has {got}, but not {missing[0]!r}, for which the plan was made; name it so")
+            raise InputError(f"{part} of a batch has {got}, but not {missing[0]!r}, for which the plan was made; name it so")
         return [indices.get(name, 0) for name in names]
-    taken = [index for index, leaf in enumerate(tf.nest.flatten(given)) if not is_none(leaf)]
-    n_planned = len(tensors_of(planned))
-    if len(taken) != n_planned:
+    places = [index for index, leaf in enumerate(tf.nest.flatten(actual)) if not is_none(leaf)]
+    n_planned = len(tensors_of(expected))
+    if len(places) != n_planned:
         raise InputError(
-            f"{what} of a batch has {len(taken)} tensors, expected {n_planned}, for which the plan was made; give batches "
+            f"{part} of a batch has {len(places)} tensors, expected {n_planned}, for which the plan was made; give batches "
             "like those, or parallelize(..., data=dataset) for yours"
         )
-    return taken
+    return places
 
 
 def _converted(leaf: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:

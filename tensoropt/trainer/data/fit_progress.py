@@ -52,7 +52,7 @@ class FitProgress:
         if keeper is None:
             yield
             return
-        histories = [each for each in callbacks if isinstance(each, keras.callbacks.History)]
+        histories = [callback for callback in callbacks if isinstance(callback, keras.callbacks.History)]
         keeper.history = histories[0] if histories else keras.callbacks.History()
         callbacks += [*([] if histories else [keeper.history]), keeper]
         self.keeper = keeper

@@ -53,29 +53,29 @@ def handed_out(batches: Iterator[Batch] | None, ranks: TrainerRanks) -> Iterator
 
 def _send(batch: Batch | None, processes: Processes, least_shared: int) -> Posted:
     processes.begin_collective()
-    others = range(1, processes.size)
+    receivers = range(1, processes.size)
     if batch is None:
-        wait_for_all(*(processes.comm.isend(None, rank, _HEADER_TAG) for rank in others))
+        wait_for_all(*(processes.comm.isend(None, rank, _HEADER_TAG) for rank in receivers))
         return None
     is_share = batch.n_samples >= least_shared
-    whole = [np.ascontiguousarray(leaf) for leaf in batch.leaves]
-    leaves = list(whole)
+    arrays = [np.ascontiguousarray(leaf) for leaf in batch.leaves]
+    leaves = list(arrays)
 
     def share(rank: int) -> list[np.ndarray]:
         start, end = block_bounds(batch.n_samples, processes.size, rank) if is_share else (0, batch.n_samples)
-        return [leaf[start:end] for leaf in whole]
+        return [leaf[start:end] for leaf in arrays]
 
     requests = []
-    for rank in others:
+    for rank in receivers:
         shares = share(rank)
-        like = batch.with_leaves(list(range(len(shares))), is_share)
-        sent = [_serialized(leaf) if _is_text(leaf) else leaf for leaf in shares]
-        header = like, [(leaf.shape, leaf.dtype) for leaf in sent], [_is_text(leaf) for leaf in shares]
+        template = batch.with_leaves(list(range(len(shares))), is_share)
+        buffers = [_serialized(leaf) if _is_text(leaf) else leaf for leaf in shares]
+        header = template, [(leaf.shape, leaf.dtype) for leaf in buffers], [_is_text(leaf) for leaf in shares]
         requests.append(processes.comm.isend(header, rank, _HEADER_TAG))
-        requests += [processes.comm.Isend(_bytes(leaf), rank, _DATA_TAG) for leaf in sent]
-        leaves += sent
-    own = batch.with_leaves([tf.convert_to_tensor(leaf) for leaf in share(0)], is_share)
-    return lambda: own, requests, leaves
+        requests += [processes.comm.Isend(_bytes(leaf), rank, _DATA_TAG) for leaf in buffers]
+        leaves += buffers
+    own_batch = batch.with_leaves([tf.convert_to_tensor(leaf) for leaf in share(0)], is_share)
+    return lambda: own_batch, requests, leaves
 
 
 def _receive(processes: Processes) -> Posted:
@@ -83,16 +83,16 @@ def _receive(processes: Processes) -> Posted:
         header = receive_object(processes.comm, 0, _HEADER_TAG)
     if header is None:
         return None
-    like, specs, are_text = header
+    template, specs, are_text = header
     leaves = [np.empty(shape, dtype) for shape, dtype in specs]
     requests = [processes.comm.Irecv(_bytes(leaf), 0, _DATA_TAG) for leaf in leaves]
 
     def arrived() -> Batch:
-        found = [
+        tensors = [
             tf.io.parse_tensor(leaf.tobytes(), tf.string) if is_text else leaf
             for leaf, is_text in zip(leaves, are_text, strict=True)
         ]
-        return like.with_leaves(found, like.is_share)
+        return template.with_leaves(tensors, template.is_share)
 
     return arrived, requests, leaves
 

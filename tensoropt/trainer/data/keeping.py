@@ -36,7 +36,7 @@ class RunKeeper(keras.callbacks.Callback):
     seed = first_epoch = 0
 
     @abstractmethod
-    def begin(self, trainer: Any, given: dict[str, Any]) -> RunPosition | None:
+    def begin(self, trainer: Any, arguments: dict[str, Any]) -> RunPosition | None:
         """Begin a ``fit`` with these arguments, which may be changed; return where it goes on, None at its beginning."""
 
     @abstractmethod
@@ -66,45 +66,45 @@ def _shuffle_by_opening(adapter: Any, shares: BatchShares, seed: int) -> None:
     Keras draws them without a seed, so that no later process could draw them again.
     """
     with tf.device("CPU:0"):
-        opening = tf.Variable(0, dtype=tf.int64, trainable=False)
+        n_openings = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     def shuffle(values: tf.Tensor, *_: Any, **__: Any) -> tf.Tensor:
-        return tf.random.experimental.stateless_shuffle(values, [seed + opening, tf.cast(values[0], tf.int64)])
+        return tf.random.experimental.stateless_shuffle(values, [seed + n_openings, tf.cast(values[0], tf.int64)])
 
     with patch.object(tf.random, "shuffle", shuffle):
         shares.data = adapter.get_tf_dataset()
-    noted: Callable[[int], None] = shares.before_opening
+    previous: Callable[[int], None] = shares.before_opening
 
     def before_opening(number: int) -> None:
-        opening.assign(number)
-        noted(number)
+        n_openings.assign(number)
+        previous(number)
 
     shares.before_opening = before_opening
 
 
-def taken_out(given: dict[str, Any], ranks: TrainerRanks) -> RunKeeper | None:
+def taken_out(arguments: dict[str, Any], ranks: TrainerRanks) -> RunKeeper | None:
     """Take the callback that keeps the run out of the arguments of ``fit``; make it if the command line asks for one.
 
     Raises:
         InputError: there are several, or some ranks have none.
     """
-    callbacks = given.get("callbacks")
+    callbacks = arguments.get("callbacks")
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
-    listed = keras.tree.flatten(callbacks) if callbacks is not None else []
-    keepers = [each for each in listed if isinstance(each, RunKeeper)]
+    all_callbacks = keras.tree.flatten(callbacks) if callbacks is not None else []
+    keepers = [callback for callback in all_callbacks if isinstance(callback, RunKeeper)]
     if ranks.leads:
         return None
-    other = ranks.processes.first_that_differs(len(keepers), "the callbacks of fit")
-    if len(keepers) > 1 or other is not None:
-        of_rank = "" if other is None else f" on rank 0, and another number on rank {other}"
+    odd = ranks.processes.first_that_differs(len(keepers), "the callbacks of fit")
+    if len(keepers) > 1 or odd is not None:
+        detail = "" if odd is None else f" on rank 0, and another number on rank {odd}"
         raise InputError(
-            f"fit ({running_line()}) got {len(keepers)} callbacks tensoropt.Survive{of_rank}; give one on all ranks"
+            f"fit ({running_line()}) got {len(keepers)} callbacks tensoropt.Survive{detail}; give one on all ranks"
         )
     if keepers:
-        given["callbacks"] = [each for each in listed if each is not keepers[0]]
+        arguments["callbacks"] = [callback for callback in all_callbacks if callback is not keepers[0]]
         return keepers[0]
     if notes.CHECKPOINT not in os.environ:
         return None
-    made: RunKeeper = importlib.import_module("tensoropt.survive.callback").asked_for()
-    return made
+    keeper: RunKeeper = importlib.import_module("tensoropt.survive.callback").asked_for()
+    return keeper
