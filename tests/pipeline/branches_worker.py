@@ -29,7 +29,7 @@ CASES = {"two_towers": ((1, "1f1b"), (2, "1f1b"), (2, "gpipe"), (4, "zero-bubble
 
 def products_before_waiting(engine: Engine) -> int:
     """Return how many products a training function computes before its rank waits for what another stage's pass computes."""
-    (built,) = (function for (fetch, _), function in engine._functions.items() if fetch.train_steps)
+    (built,) = (function for (fetch, *_), function in engine._functions.items() if fetch.train_steps)
     receptions = [op for op in built.call.graph.get_operations() if op.type == CALLBACK and len(op.outputs) == 2]
     once = [each for each in engine.stages.crossings if each.target == 1 and each not in engine.stages.awaited]
     found, pending = set(), [receptions[len(once)]]

@@ -23,7 +23,8 @@ N = 12_000_000
 
 
 def test_equal_hardware_has_one_object_of_costs():
-    assert pickle.loads(pickle.dumps(COSTS)) is COSTS
+    costs = collective_costs(HARDWARE, MESH)
+    assert pickle.loads(pickle.dumps(costs)) is costs
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def large_shards(trainer: Any) -> Sequence[Any]:
 def made_of_size(trainer: Any, shapes: Sequence[Any]) -> list[Any]:
     """The results of a step's operators that are as large as a rank's shard of a table, and that something uses."""
     engine = trainer.ranks.execution.engine
-    graphs = [built.call.graph for (fetch, _), built in engine._functions.items() if fetch.train_steps]
+    graphs = [built.call.graph for (fetch, *_), built in engine._functions.items() if fetch.train_steps]
     assert graphs
     results = [result for graph in graphs for op in graph.get_operations() for result in op.outputs]
     return [result for result in results if result.shape in shapes and result.consumers()]
