@@ -44,7 +44,7 @@ def digest(value: Any, turn: int = 0) -> int:
     return zlib.crc32(flat.data, kind)
 
 
-def is_compared(number: int, n_first: int = N_FIRST) -> bool:
+def is_compared(number: int, n_first: int) -> bool:
     """Return whether the ranks compare the batch with this number, counted from 0: each of the first, then some."""
     return number < n_first or number % PERIOD == 0
 
@@ -56,12 +56,14 @@ class SameData:
     Attributes:
         call: the call, as the user writes it.
         advice: what the user can do if the ranks are given different data.
+        n_first: how many calls from the first on are all compared.
         n_calls: how many calls were made.
     """
 
     processes: Processes
     call: str
     advice: str
+    n_first: int = N_FIRST
     n_calls: int = field(default=0, init=False)
 
     def check(self, tensors: Callable[[], Iterable[tuple[str, Any]]]) -> None:
@@ -75,7 +77,7 @@ class SameData:
         """
         number = self.n_calls
         self.n_calls += 1
-        if self.processes.size == 1 or not is_compared(number):
+        if self.processes.size == 1 or not is_compared(number, self.n_first):
             return
         turn = number + number // PERIOD  # of every 16th one, no power of 2
         clash = first_difference(self.processes.gather({name: digest(value, turn) for name, value in tensors()}))

@@ -185,7 +185,7 @@ class Session:
         try:
             values = FirstValues(recording.graph)
             self.execution = execute(plan, model, values, self.processes, collectives, self._display)
-            self._same_feeds = SameData(self.execution.processes, "tensoropt.run", _SAME_FEEDS)
+            self._same_feeds = SameData(self.execution.processes, "tensoropt.run", _SAME_FEEDS, n_first=0)
             explain_errors(_recorded_too_late)
         except BaseException:
             recording.reopen()
