@@ -95,7 +95,8 @@ class Speed:
     """How long the bound took, on the slowest rank, around the making of each plan."""
 
     def __init__(self, bound: Callable[[], object], processes: Processes) -> None:
-        self.bound, self.processes, self.medians = bound, processes, [self._median()]
+        self.bound, self.processes = bound, processes
+        self.medians = [self._median()]
 
     def _median(self) -> float:
         return in_turn([self.bound], self.processes, N_BOUNDS)[0].median
