@@ -29,6 +29,7 @@ BY_TENSORFLOW = {"TENSOROPT_COLLECTIVES": "tensorflow"}
 CHAINED = {**BY_TENSORFLOW, "TENSOROPT_CHAIN": "1", "TENSOROPT_CHECK": "1"}
 
 
+@pytest.mark.timeout(1600)
 @pytest.mark.parametrize("n_ranks", first(3, [4, 2, 3]))
 def test_every_step_is_the_simulation_s(n_ranks: int, everything: bool) -> None:
     """Uneven blocks, every dtype, halos, maxima; the server starts at a second attempt. 4 ranks are chained."""
