@@ -81,7 +81,7 @@ def test_a_process_alone_uses_one_gpu(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 
 def ranks(*given: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """What ranks say that see such GPUs; machines are names, and all have the same address."""
+    """Run ranks that see the given GPUs, by HOST:GPUS[:NAME:MODE]; all hosts are this machine."""
     env = {"TENSOROPT_ADDRESS": "127.0.0.1", **env}
     return run_ranks(len(given), Path(__file__).with_name("gpus_rank.py"), *given, env=env)
 

@@ -90,7 +90,7 @@ def _flat(data: tf.data.Dataset) -> Iterator[list[tf.Tensor]]:
     return iterator
 
 
-class _AsTheyAre:
+class _AsTheyAre:  # in the place of a spec, which makes an element of its tensors
     _from_compatible_tensor_list = staticmethod(lambda tensors: tensors)
 
 
