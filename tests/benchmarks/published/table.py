@@ -130,8 +130,8 @@ def samples_per_s(row: dict) -> float:
 
 
 def gb_of_model(row: dict) -> float:
-    """Return the least that a device needs to train a model by Adam, which holds all gradients before the first update."""
-    name, dtype, patch = row["model"], getattr(tf, row["dtype"]), mock.patch.object
+    """Return what a device needs to train a model by Adam, all gradients of which are held, at least if rematerialized."""
+    name, again, dtype, patch = row["model"], row["rematerialized"], getattr(tf, row["dtype"]), mock.patch.object
     dense = partial(lambda gather, table, rows: gather(1.0 * tf.convert_to_tensor(table), rows), tf.gather)
 
     def step() -> None:
@@ -141,7 +141,8 @@ def gb_of_model(row: dict) -> float:
 
     with patch(layers, "DTYPE", dtype), patch(language, "DTYPE", dtype), patch(tf, "gather", dense):
         model = record(step, name).model
-    return searched(row, model, wants_frontier=True, without=frozenset()).points_of[0].peak_bytes / 1e9
+    found = searched(row, model, **{"wants_frontier": True, "without": frozenset()} if again else {})
+    return found.points_of[0 if again else -1].peak_bytes / 1e9
 
 
 def bus_gb_per_s(row: dict) -> float:
