@@ -30,7 +30,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: help install demo docs release test test-parts test-fast test-all test-hub test-slurm test-next test-versions horovod lint bench clean
+.PHONY: help install demo docs release test test-parts test-fast test-all test-hub test-slurm test-next test-versions horovod lint figures clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
@@ -156,13 +156,8 @@ lint: install ## ruff, mypy, that packages import one way, and words
 	@! grep -rniE --include='*.py' --include='*.md' '(^|[^a-z])($(BANNED))($$|[^a-z])' $(SOURCES) || { \
 	    echo "make lint: the words above have the field's own beside them; see the Makefile" >&2; exit 1; }
 
-bench: install ## the benchmarks' tables
-	TF_NUM_INTRAOP_THREADS=1 $(BIN)/python tests/benchmarks/one_rank.py
-	TF_NUM_INTRAOP_THREADS=1 $(BIN)/python tests/benchmarks/fit.py
-	$(BIN)/python tests/benchmarks/backends.py
-	$(BIN)/python tests/benchmarks/search.py
-	$(BIN)/python tests/benchmarks/spaces.py
-	$(BIN)/python tests/benchmarks/simulator.py
+figures: install ## renew the tables that commands print (ONLY="one_rank spaces.md"), nothing beside: hours
+	$(BIN)/python tests/benchmarks/figures.py $(ONLY)
 
 clean: ## remove the environments and what tools left
 	rm -rf $(VENV) $(HUB) $(NEXT) .venv-oldest .venv-newest .venv-docs .venv-release build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

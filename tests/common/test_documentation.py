@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from benchmarks import figures
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
@@ -82,3 +83,14 @@ def test_an_example_prints_what_its_page_says(
 ) -> None:
     exec(program, {"__name__": page})
     assert capsys.readouterr().out == output
+
+
+def test_a_table_is_renewed_by_what_its_command_prints() -> None:
+    prints = "from tabulate import tabulate; print(tabulate([['a b', 1]], ['x', 'y y']))"
+    before = f'By `python -c\n"{prints}"` on a machine,\n1 May 2026:\n\n| x | y |\n|---|---|\n| no | 0 |\n'
+    (table,) = figures.TABLE.finditer(f"Text.\n\n{before}\nBy `another` command.\n")
+    after = figures.renewed(table)
+    assert after is not None and after.endswith(":\n\n| x | y y |\n|---|---|\n| a b | 1 |\n")
+    assert " ".join(after.split()).startswith(f'By `python -c "{prints}"` on {figures.machine()}, ')
+    (failing,) = figures.TABLE.finditer(before.replace("print(", "exit("))
+    assert figures.renewed(failing) is None
