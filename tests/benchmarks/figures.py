@@ -2,8 +2,8 @@
 
     python tests/benchmarks/figures.py [--list] [PART ...]
 
-A table of docs/ that stands under a paragraph "By `COMMAND` on MACHINE, DATE:" is the last one that COMMAND prints. Each command
-is run in the repository's root with nothing else beside it; one that fails leaves its table, and the exit code is 1.
+A table of docs/ that stands under a paragraph "By `COMMAND` on MACHINE, DATE:" is the last one that COMMAND prints. Commands run in the
+root of the repository with nothing else beside them; one that fails leaves its table, and the exit code is 1.
 """
 
 from __future__ import annotations
