@@ -15,6 +15,7 @@ from functools import lru_cache
 from heapq import heapify, heappop, heappush
 
 from ..ir.graph import VARIABLE, Graph, Operator
+from .cut_invariants import places
 
 
 def runs_early(graph: Graph, members: frozenset[str], awaited: Collection[str], ahead: Set[str]) -> frozenset[str]:
@@ -27,7 +28,8 @@ def runs_early(graph: Graph, members: frozenset[str], awaited: Collection[str], 
         awaited: the names of the tensors that earlier stages send it in each pass.
         ahead: the names of the lookups that run ahead of all passes.
     """
-    pending = [(_places(graph)[name], name) for name in branch_starts(graph) & members] if awaited else []
+    place_of = places(graph)
+    pending = [(place_of[name], name) for name in branch_starts(graph) & members] if awaited else []
     heapify(pending)
     early, visited = set[str](), {name for _, name in pending}
     while pending:
@@ -37,7 +39,7 @@ def runs_early(graph: Graph, members: frozenset[str], awaited: Collection[str], 
             following = (consumer.name for tensor in op.outputs for consumer in graph.consumers.get(tensor.name, ()))
             for name in members.intersection(following) - visited:
                 visited.add(name)
-                heappush(pending, (_places(graph)[name], name))
+                heappush(pending, (place_of[name], name))
     ends = [tensor for name in early - ahead for tensor in graph.operators[name].outputs]
     return frozenset(graph.ancestors(ends)) & members
 
@@ -86,12 +88,6 @@ def earliest_needed(graph: Graph, places: Mapping[str, int]) -> dict[str, int]:
         if op.name in starts or any(name in result for name in producers):
             result[op.name] = first[op.name]
     return result
-
-
-@lru_cache(maxsize=4)
-def _places(graph: Graph) -> Mapping[str, int]:
-    """Return the operators' places in program order."""
-    return {name: place for place, name in enumerate(graph.operators)}
 
 
 @lru_cache(maxsize=4)

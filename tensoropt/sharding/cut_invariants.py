@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 from ..common.errors import InputError
@@ -17,21 +18,38 @@ def following(graph: Graph) -> frozenset[str]:
 
 
 @lru_cache(maxsize=4)
-def backwards(graph: Graph) -> list[tuple[str, list[str] | None, list[str]]]:
-    """Return the operators that a cut gives to one stage, from the last to the first, with the names of their operands.
+def places(graph: Graph) -> Mapping[str, int]:
+    """Return the operators' places in program order."""
+    return {name: place for place, name in enumerate(graph.operators)}
 
-    Those that follow from variables and constants alone come with the names of their results.
+
+@lru_cache(maxsize=4)
+def first_uses(graph: Graph) -> Mapping[str, int]:
+    """Return for each tensor the place of the first operator that needs it in its stage.
+
+    What follows from variables and constants alone is computed where these are: it needs its operands where its results are
+    needed, at the end if they aren't. Sources and what the optimizer takes need nothing here.
     """
-    follow, replicated = following(graph), taken_by_optimizer(graph)
-    return [
-        (
-            op.name,
-            [tensor.name for tensor in op.outputs] if op.name in follow else None,
-            [tensor.name for _, tensor in op.operands],
-        )
-        for op in reversed(tuple(graph.operators.values()))
-        if op.name not in replicated and op.type not in SOURCES
-    ]
+    place_of, follow, replicated = places(graph), following(graph), taken_by_optimizer(graph)
+    first: dict[str, int] = {}
+    for op in reversed(tuple(graph.operators.values())):
+        if op.name in replicated or op.type in SOURCES:
+            continue
+        place = place_of[op.name]
+        if op.name in follow:
+            place = min((first[tensor.name] for tensor in op.outputs if tensor.name in first), default=len(place_of))
+        for _, tensor in op.operands:
+            first[tensor.name] = min(first.get(tensor.name, place), place)
+    return first
+
+
+@lru_cache(maxsize=4)
+def producers(graph: Graph) -> Mapping[str, dict[str, None]]:
+    """Return for each operator the names of those that compute its operands."""
+    return {
+        op.name: dict.fromkeys(graph.producers[tensor.name].name for _, tensor in op.operands)
+        for op in graph.operators.values()
+    }
 
 
 @lru_cache(maxsize=4)

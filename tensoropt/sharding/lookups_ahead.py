@@ -40,13 +40,13 @@ def lookups_ahead(graph: Graph, stage_of: Mapping[str, int], following: Collecti
     """
     (step,) = graph.train_steps.values()
     assert step.loss is not None
-    batch, trained, updated = _uses_of_tables(graph, frozenset(following))
-    first = {name: min((stage_of[op.name] for op in uses), default=-1) for name, uses in trained.items()}
+    batch, trained, looked_up, updated = _uses_of_tables(graph, frozenset(following))
+    first: dict[str, int] = {}
     tables: dict[str, int] = {}
     lookups: dict[str, int] = {}
     indices: set[str] = set()
-    for name, uses in trained.items():
-        table = graph.operators[name].result
+    for name in looked_up:
+        table, uses = graph.operators[name].result, trained[name]
         others = {stage_of[op.name] for op in uses if not op.looks_up(table)}
         if not others or name in updated or table.dtype != step.loss.dtype:
             continue
@@ -55,6 +55,7 @@ def lookups_ahead(graph: Graph, stage_of: Mapping[str, int], following: Collecti
         # What is made of the table alone, such as a penalty on it, is made where the table is; nothing earlier may use it.
         if not ahead or any(stage < home for stage in _uses_of_followers(graph, table.name, stage_of, following)):
             continue
+        first = first or {name: min((stage_of[op.name] for op in uses), default=-1) for name, uses in trained.items()}
         if first[name] < home and list(first.values()).count(first[name]) == 1:
             continue  # the first stage would have nothing to train
         sources = [_made_of_feeds(graph, op, batch) for op in ahead]
@@ -67,8 +68,11 @@ def lookups_ahead(graph: Graph, stage_of: Mapping[str, int], following: Collecti
 
 
 @lru_cache(maxsize=4)
-def _uses_of_tables(graph: Graph, following: frozenset[str]) -> tuple[tuple[int, ...], dict[str, list[Operator]], set[str]]:
-    """Return the shape of the batch, the operators that use each trained variable, and the variables that operators update.
+def _uses_of_tables(
+    graph: Graph, following: frozenset[str]
+) -> tuple[tuple[int, ...], dict[str, list[Operator]], list[str], set[str]]:
+    """Return the shape of the batch, the operators that use each trained variable, which of these are looked up, and the
+    variables that operators update.
 
     It is the same wherever a graph is cut, as many cuts are tried.
     """
@@ -78,7 +82,8 @@ def _uses_of_tables(graph: Graph, following: frozenset[str]) -> tuple[tuple[int,
     ancestors = graph.ancestors([step.loss]).difference(following)
     users = {name: graph.consumers.get(graph.operators[name].result.name, ()) for name in step.variables}
     trained = {name: [op for op in uses if op.name in ancestors] for name, uses in users.items()}
-    return batch, trained, {op.updates for op in graph.operators.values() if op.updates is not None}
+    looked_up = [name for name, uses in trained.items() if any(op.looks_up(graph.operators[name].result) for op in uses)]
+    return batch, trained, looked_up, {op.updates for op in graph.operators.values() if op.updates is not None}
 
 
 def _uses_of_followers(graph: Graph, table: str, stage_of: Mapping[str, int], following: Collection[str]) -> Iterable[int]:

@@ -13,17 +13,20 @@ that a later stage sends back will be. (They aren't those; running a stage needs
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, product
+
+import numpy as np
 
 from ..common.errors import InputError
 from ..common.reach import reached
 from ..ir.gradient_info import Backward
 from ..ir.graph import PLACEHOLDER, SOURCES, VARIABLE, Graph, MicroBatching, Operator, Tensor
 from .branches import early_first, runs_early
-from .cut_invariants import backwards, constant, following, taken_by_optimizer
+from .cut_invariants import constant, first_uses, following, places, producers, taken_by_optimizer
 from .lookups_ahead import LookupsAhead, lookups_ahead
 from .micro_batches import SUM
 from .model import Model
@@ -250,13 +253,14 @@ class Stages:
     @cached_property
     def _in_order(self) -> dict[str, int]:
         """The stage of each operator that isn't a source, by its place in program order."""
-        result, stage = {}, 0
-        for op in self.whole.graph.operators.values():
-            if op.type not in SOURCES:
-                result[op.name] = stage
-            if stage < len(self.cuts) and op.name == self.cuts[stage]:
-                stage += 1
-        return result
+        graph, ends = self.whole.graph, self._ends
+        stages = np.searchsorted(ends, np.arange(len(graph.operators))).tolist()
+        return {op.name: stage for op, stage in zip(graph.operators.values(), stages, strict=True) if op.type not in SOURCES}
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """The places of the operators that stages but the last one end with."""
+        return [places(self.whole.graph)[name] for name in self.cuts]
 
     @cached_property
     def _stage_of(self) -> dict[str, int]:
@@ -265,11 +269,10 @@ class Stages:
         What follows from variables alone, such as a penalty on them, is computed where these are.
         """
         graph, result, followers = self.whole.graph, dict(self._in_order), following(self.whole.graph)
-        for op in graph.operators.values():
-            if op.name in result and op.name in followers:
-                producers = [graph.producers[tensor.name] for _, tensor in op.operands]
-                homes = [self._homes.get(producer.name, result.get(producer.name, 0)) for producer in producers]
-                result[op.name] = max(homes, default=0)
+        for name in graph.operators:
+            if name in result and name in followers:
+                homes = (self._homes.get(producer, result.get(producer, 0)) for producer in producers(graph)[name])
+                result[name] = max(homes, default=0)
         return result | dict(self.ahead.lookups)
 
     @cached_property
@@ -291,15 +294,7 @@ class Stages:
         Raises:
             InputError: a variable is updated in a later stage.
         """
-        graph, in_order = self.whole.graph, self._in_order
-        first: dict[str, int] = {}  # by tensor, the first stage that needs it
-        for name, results, operands in backwards(graph):
-            stage = in_order[name]
-            if results is not None:
-                stage = min((first[result] for result in results if result in first), default=self.n - 1)
-            for operand in operands:
-                if first.get(operand, stage) >= stage:
-                    first[operand] = stage
+        graph, first = self.whole.graph, first_uses(self.whole.graph)
         updated_in: dict[str, set[int]] = {}
         for op in graph.operators.values():
             if op.updates is not None:
@@ -307,7 +302,8 @@ class Stages:
         homes = {}
         for variable in graph.variables:
             stages = updated_in.get(variable.name, set())
-            first_use = first.get(variable.result.name, min(stages, default=self.n - 1))
+            place = first.get(variable.result.name)
+            first_use = min(stages, default=self.n - 1) if place is None else bisect_left(self._ends, place)
             homes[variable.name] = self.ahead.tables.get(variable.name, first_use)
             if stages - {homes[variable.name]}:
                 raise InputError(
@@ -333,10 +329,7 @@ class Stages:
         if not self.cuts:
             return (frozenset(graph.operators),)
 
-        def producers_of(name: str) -> list[str]:
-            return [graph.producers[tensor.name].name for _, tensor in graph.operators[name].operands]
-
-        constants = constant(graph)
+        constants, producers_of = constant(graph), producers(graph)
         result: list[set[str]] = [set(self._common_operators) for _ in range(self.n)]
         for name, stage in self._homes.items():
             if name not in self._common_operators:
@@ -345,8 +338,8 @@ class Stages:
             if name not in constants and name not in self._common_operators:
                 result[stage].add(name)
         for members in result:
-            names = [name for member in members for name in producers_of(member) if name in self._shared]
-            members.update(reached(names, producers_of))
+            names = self._shared.intersection(chain.from_iterable(map(producers_of.__getitem__, members)))
+            members.update(reached(names, producers_of.__getitem__))
         # What nobody uses is fetched from the last stage.
         unused = (name for name in self._shared if not any(name in members for members in result))
         result[-1].update(unused)
@@ -355,6 +348,6 @@ class Stages:
     def _received_tensors(self, members: Iterable[str]) -> list[Tensor]:
         """Return the tensors that operators use and that other stages compute, in no order that means anything."""
         graph, own = self.whole.graph, frozenset(members)
-        operands = chain.from_iterable(graph.operators[name].operands for name in own)
-        tensors = {tensor.name: tensor for _, tensor in operands}
+        needing = (graph.operators[name] for name in own if not producers(graph)[name].keys() <= own)
+        tensors = {tensor.name: tensor for op in needing for _, tensor in op.operands}
         return [tensor for tensor in tensors.values() if graph.producers[tensor.name].name not in own]
