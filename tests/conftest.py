@@ -20,6 +20,8 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # No test depends on what was measured before it; processes that tests start inherit this.
 os.environ["TENSOROPT_CACHE"] = "off"
+# Ranks of tests are CPUs, and models are small: NCCL's buffers would be most of each peak.
+os.environ["TENSOROPT_COLLECTIVES"] = "mpi"
 # What commands say isn't mixed with how far they are, where the machine is slow.
 os.environ["TENSOROPT_QUIET"] = "1"
 

@@ -101,9 +101,9 @@ def resolve(name_or_path: str | Path) -> Hardware:
 
 
 def _named_for_plans(name: str) -> Hardware:
-    """Return the hardware of a name, whose GPUs communicate by NCCL if plans are for TensorFlow's collectives."""
-    hardware = named(name)
-    return replace(hardware, run_by="nccl") if os.environ.get("TENSOROPT_COLLECTIVES") == "tensorflow" else hardware
+    """Return the hardware of a name, whose GPUs communicate by NCCL unless plans are for other collectives."""
+    hardware, choice = named(name), os.environ.get("TENSOROPT_COLLECTIVES") or "tensorflow"
+    return replace(hardware, run_by="nccl") if choice == "tensorflow" else hardware
 
 
 def _read(value: object) -> Hardware:

@@ -15,14 +15,16 @@ from ..reschedule.layout import Axes, Shape
 from ..reschedule.mesh import Mesh
 from ..reschedule.rank_steps import ROUND_BYTES, RankStep, slab
 
-CONNECTION_BYTES, SHARED_BYTES = 14 << 20, 16 << 20
-"""NCCL's buffers on a GPU for each channel: to each GPU of its machine, and to all other machines together.
+CONNECTION_BYTES, NETWORK_BYTES = 14 << 20, 24 << 20
+"""NCCL's buffers on a GPU for each channel: to a GPU of its machine, and in a ring through the network.
 
-The FIFOs of three protocols have 4 MiB (``NCCL_BUFFSIZE``), 4.7 MiB and 0.5 MiB (``src/init.cc``), in pages of 2 MiB. On 8
-H100s an all-to-all took 3.28 GB for 7 GPUs x 32 channels (NVIDIA/nccl#1685); a B300 had 512 MiB for the network (#2363).
+FIFOs of three protocols have 4 (``NCCL_BUFFSIZE``), 4.7 and 0.5 MiB (``src/init.cc``), in pages of 2 MiB: for 7 GPUs x 32
+channels 8 H100s took 3.28 GB (NVIDIA/nccl#1685). To a network each way has as much, and pairs share 4 MiB (``net.cc``).
 """
-NVLINK_BYTES_PER_S, CHANNELS, CHANNELS_OF_PCIE = 7e10, 32, 2
-"""Links between GPUs that are at least so fast are NVLink's, with as many channels; others have those of PCIe."""
+CHANNELS, CHANNELS_BETWEEN_MACHINES = ((2e11, 32, 32), (7e10, 12, 2), (0.0, 4, 2)), (16, 4)
+"""By the least rate of a machine's links, NCCL's channels in a ring and between two GPUs; the most in a group over machines.
+
+A pair has 2 for each NVLink (``src/graph/paths.cc``). 8 V100s: aws/aws-k8s-tester#454; PCIe: NVIDIA/nccl#1706."""
 
 GATHER_AND_ADD_BYTES = 1 << 18
 """An all-reduce that would receive at most this many bytes by an all-gather uses one, and adds.
@@ -94,9 +96,11 @@ def nccl_bytes(mesh: Mesh, axes: Axes, bytes_per_s: float) -> int:
     """Return the bytes of a GPU that NCCL's communicator of a group takes; GPUs of a machine have links of a rate."""
     inner = len(mesh.levels) - 1
     n_here = mesh.size_of(tuple(axis for axis in axes if mesh.level_of_axis[axis] == inner))
-    n_channels = CHANNELS if bytes_per_s >= NVLINK_BYTES_PER_S else CHANNELS_OF_PCIE
-    # A ring and pairs: the ring has one connection more than a GPU has others.
-    return n_channels * (n_here * CONNECTION_BYTES + (SHARED_BYTES if mesh.size_of(axes) > n_here else 0))
+    in_ring, in_pair = next(channels for least, *channels in CHANNELS if bytes_per_s >= least)
+    if mesh.size_of(axes) == n_here:
+        return (in_ring + in_pair * (n_here - 1)) * CONNECTION_BYTES
+    in_ring, in_pair = map(min, (in_ring, in_pair), CHANNELS_BETWEEN_MACHINES)
+    return in_ring * NETWORK_BYTES + in_pair * (n_here - 1) * CONNECTION_BYTES
 
 
 def _in_rounds(tiles: Iterable[Shape], n_rounds: int) -> int:

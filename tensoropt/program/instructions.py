@@ -24,7 +24,7 @@ from .einsum_scratch import einsum_scratch_bytes, equation_of_gradient
 from .gradient_flow import operand_of
 from .liveness import Buffer, Instruction
 
-COLLECTIVES_WORKSPACE = "workspace of collectives"
+COLLECTIVES_WORKSPACE, NCCL_BUFFERS = "workspace of collectives", "NCCL's buffers"
 
 
 class Instructions:
@@ -154,8 +154,9 @@ class Instructions:
     def finished(self) -> list[Instruction]:
         """Return all instructions; the last one reads the buffers that stay alive to the end."""
         self.catch_up()
-        of_groups = nccl_workspace(self._groups, self.costing.reshardings)
-        workspace = [Buffer(n_bytes, COLLECTIVES_WORKSPACE) for n_bytes in (*self._workspace.values(), of_groups) if n_bytes]
+        workspace = [Buffer(n_bytes, COLLECTIVES_WORKSPACE) for n_bytes in self._workspace.values() if n_bytes]
+        if of_groups := nccl_workspace(self._groups, self.costing.reshardings):
+            workspace.append(Buffer(of_groups, NCCL_BUFFERS))
         return [*self._program, Instruction((*self.lasting, *workspace), ())]
 
     # The sizes of an operator's operands, results and workspace

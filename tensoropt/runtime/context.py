@@ -18,7 +18,7 @@ from ..plan.plan import Plan
 from ..plan.reports import write_asked_report
 from ..profiling.hardware import Hardware, HardwareError, resolve
 from .collectives.tensorflow_server import is_by_nccl, is_running
-from .execute import TENSORFLOW, checked_collectives
+from .execute import MPI, TENSORFLOW, checked_collectives
 from .failures.interruptions import STARTED_BY_RUN
 from .measuring.local_hardware import hardware_here, prepared_processes, warning_of, with_memory_now
 
@@ -130,7 +130,7 @@ def _difference(first_lines: Sequence[str], other_lines: Sequence[str], rank: in
 
 
 def resolve_cluster(cluster: Hardware | str) -> Hardware:
-    """Return the hardware with a name or of a file; if ranks have started collectives, those run them on it.
+    """Return the hardware with a name or of a file; on ranks, their collectives are those that run on it.
 
     Raises:
         InputError: there is no such hardware, or its description is wrong.
@@ -141,7 +141,8 @@ def resolve_cluster(cluster: Hardware | str) -> Hardware:
         hardware = cluster if isinstance(cluster, Hardware) else resolve(cluster)
     except HardwareError as error:
         raise InputError(str(error)) from error
-    return replace(hardware, run_by="nccl" if is_by_nccl() else TENSORFLOW) if is_running() else hardware
+    run_by = "nccl" if is_by_nccl() else TENSORFLOW if is_running() else MPI
+    return hardware if launched_as() is None else replace(hardware, run_by=run_by)
 
 
 @cache

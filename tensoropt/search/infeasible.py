@@ -22,7 +22,7 @@ from ..costs.held_bytes import least_held_bytes
 from ..ft import ALGORITHMS
 from ..ir.graph import VARIABLE
 from ..plan.frontier import Frontier
-from ..profiling.hardware import Hardware, LinkLevel
+from ..profiling.hardware import Hardware
 from ..program.buffers import PARAMETERS, SLOTS
 from .baselines import OTHERS
 from .batch_size import batch_that_fits
@@ -303,6 +303,5 @@ def _enlarged(hardware: Hardware, n_devices: int) -> Hardware:
     index = next((i for i, level in enumerate(hardware.levels) if level.count > 1), len(hardware.levels) - 1)
     grown = hardware.levels[index].count * n_devices // hardware.n_devices
     levels = list(hardware.levels)
-    level = levels[index]
-    levels[index] = LinkLevel(level.name, grown, level.latency_us, level.bytes_per_s)
-    return Hardware(hardware.name, hardware.device, tuple(levels), provenance=hardware.provenance)
+    levels[index] = replace(levels[index], count=grown)
+    return replace(hardware, levels=tuple(levels), collectives={}, topology=None)

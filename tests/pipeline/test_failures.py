@@ -20,7 +20,7 @@ LATE = r"rank 1 hasn't come to it and has been in the user's code at train.py:\d
 
 @pytest.mark.parametrize(
     ("fault", "n_ranks", "by", "code", "said"),
-    first(6, [
+    first(5, [
         ("kill", 2, "mpi", 137, r"signal 9 \(Killed\)"),
         ("end", 2, "mpi", 1, r"rank 0 waits in a collective for rank 1, which has ended: rank 0 is in run at train.py:\d+"),
         ("sleep", 2, "mpi", 1, f"{WAITED}in the reception of .*, in run at train.py:\\d+: {LATE}"),

@@ -19,6 +19,11 @@ from tensoropt.runtime.ranks import current_processes
 from tensoropt.tools.cli import doctor
 
 
+@pytest.fixture(autouse=True)
+def _default_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TENSOROPT_COLLECTIVES")
+
+
 def a_gpu(number: int, name: str = "NVIDIA H100", gib: int = 80, mode: int = 0) -> Gpu:
     return Gpu(name, f"GPU-{number:08d}", gib * GIB, str(number), mode)
 

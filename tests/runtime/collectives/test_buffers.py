@@ -27,22 +27,27 @@ def test_freed_memory_is_kept_unless_the_user_decides(monkeypatch: pytest.Monkey
 
 
 def test_nccl_s_buffers_are_those_that_were_reported() -> None:
-    """An all-to-all of 8 H100s took 3.28 GB (NVIDIA/nccl#1685), the network's buffer of a B300 512 MiB (#2363)."""
+    """An all-to-all of 8 H100s took 3.28 GB (NVIDIA/nccl#1685); 8 V100s have 12 channels and 2 for each pair."""
 
     def taken(name: str, *axes: int) -> int:
         hardware = named(name)
         return nccl_bytes(hardware.mesh(), axes or hardware.mesh().axes, hardware.levels[-1].bytes_per_s)
 
     assert taken("h100-1x8") - 32 * CONNECTION_BYTES == pytest.approx(3.28e9, rel=0.01)
-    assert taken("h100-2x8") - taken("h100-1x8") == 512 << 20
-    assert taken("h100-2x8", 1) < taken("h100-2x8", 1, 2) < taken("h100-1x8")
-    assert taken("l4-1x4") == 2 * 4 * CONNECTION_BYTES
+    assert taken("v100-1x8") == (12 + 2 * 7) * CONNECTION_BYTES
+    assert taken("h100-2x1") == 16 * 24 << 20 and taken("h100-2x8") == taken("h100-2x1") + 4 * 7 * CONNECTION_BYTES
+    assert taken("l4-1x4") == (4 + 2 * 3) * CONNECTION_BYTES
 
 
 def test_a_catalogued_cluster_is_charged_what_runs_collectives_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "launched_as", lambda: (0, 1))
     for is_running, is_by_nccl, expected in ((False, False, "mpi"), (True, False, "tensorflow"), (True, True, "nccl")):
         monkeypatch.setattr(context, "is_running", lambda: is_running)  # noqa: B023
         monkeypatch.setattr(context, "is_by_nccl", lambda: is_by_nccl)  # noqa: B023
-        assert context.Context("h100-1x8", 0).hardware == replace(named("h100-1x8"), run_by=expected)
-    monkeypatch.setenv("TENSOROPT_COLLECTIVES", "tensorflow")  # as for a search without ranks
-    assert resolve("h100-1x8") == replace(named("h100-1x8"), run_by="nccl")
+        assert context.resolve_cluster("h100-1x8") == replace(named("h100-1x8"), run_by=expected)
+
+
+def test_a_catalogued_cluster_without_ranks_has_nccl_unless_the_user_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    for choice, expected in (("", "nccl"), ("tensorflow", "nccl"), ("mpi", "mpi"), ("horovod", "mpi")):
+        monkeypatch.setenv("TENSOROPT_COLLECTIVES", choice)
+        assert resolve("h100-1x8") == context.resolve_cluster("h100-1x8") == replace(named("h100-1x8"), run_by=expected)

@@ -30,7 +30,7 @@ CHAINED = {**BY_TENSORFLOW, "TENSOROPT_CHAIN": "1", "TENSOROPT_CHECK": "1"}
 
 
 @pytest.mark.timeout(1600)
-@pytest.mark.parametrize("n_ranks", first(3, [4, 2, 3]))
+@pytest.mark.parametrize("n_ranks", first(2, [4, 3, 2]))
 def test_every_step_is_the_simulation_s(n_ranks: int, everything: bool) -> None:
     """Uneven blocks, every dtype, halos, maxima; the server starts at a second attempt. 4 ranks are chained."""
     worker = HERE / "operators_worker.py"
@@ -74,14 +74,14 @@ def test_keras_in_micro_batches_has_the_bits_of_mpi(stages: int, n_ranks: int, t
 @pytest.mark.parametrize("n_ranks", first(1, [3, 2, 4]))
 @pytest.mark.parametrize(
     ("does", "code", "said"),
-    [
+    first(3, [
         ("raise", 1, r"rank 1: ValueError: boom \(at late_rank.py:\d+\)"),
-        ("exit", 3, "rank 1 ended with exit code 3 before the others"),
-        ("leave", 1, "rank 0 waits in a collective for rank 1, which has ended: rank 0 is in run at late_rank.py"),
-        ("terminate", 143, "rank 1: ended by SIGTERM, from another process, while it was in the user's code at late"),
         ("kill", 137, "mpirun ends all ranks: .* a rank was killed or has crashed"),
-    ],
-)
+        ("leave", 1, "rank 0 waits in a collective for rank 1, which has ended: rank 0 is in run at late_rank.py"),
+        ("exit", 3, "rank 1 ended with exit code 3 before the others"),
+        ("terminate", 143, "rank 1: ended by SIGTERM, from another process, while it was in the user's code at late"),
+    ]),
+)  # fmt: skip
 def test_a_rank_that_ends_is_named_alone(does: str, code: int, said: str, n_ranks: int) -> None:
     """Others lose the connection to it within a collective, of which they say nothing."""
     result = run_ranks(n_ranks, LATE, does, "0", n_ranks, timeout=30, env=BY_TENSORFLOW)
