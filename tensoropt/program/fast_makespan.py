@@ -6,14 +6,13 @@ What each pass of an order needs is worked out once, and Numba compiles the loop
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
-from functools import lru_cache, reduce
+from functools import cache, lru_cache, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .compiled import compiled
 from .passes import BACKWARD, FORWARD, PARAMETERS, Pass, merged, needs
 from .schedule import StepOrder, Times, last_end, of_submeshes
 
@@ -55,7 +54,6 @@ def _passes(order: StepOrder) -> _Passes:
     return _Passes(stage, np.array(order.submeshes, np.int32)[stage], work, sources, link, is_deferring)
 
 
-@compiled
 def _run(  # noqa: PLR0913
     stage: Any, submesh: Any, work: Any, sources: Any, link: Any, takes: Any, early: Any, late: Any, transfer: Any,
     free: Any, ended: Any,
@@ -82,6 +80,13 @@ def _run(  # noqa: PLR0913
                     ready = max(ready, ended[other] + way)
             ended[i] = ready + takes[work[i], own, plan]
             free[submesh[i], plan] = ended[i]
+
+
+@cache
+def _compiled() -> Callable[..., None]:
+    from .compiled import compiled  # here, since loading Numba takes half a second
+
+    return compiled(_run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +184,7 @@ def _ends(times: Sequence[PassTimes], on_the_way: Transfers, order: StepOrder) -
     backward[divided] -= parameters[divided]
     late[divided] = 0.0
     takes = np.stack([forward - early, backward, parameters])
-    _run(*passes[:5], takes, early, late, np.array([*on_the_way.each, 0.0]), free, ended)
+    _compiled()(*passes[:5], takes, early, late, np.array([*on_the_way.each, 0.0]), free, ended)
     return [end if shape else float(end[0]) for end in free], ended
 
 

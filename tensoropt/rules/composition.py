@@ -25,8 +25,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from networkx.utils import UnionFind  # type: ignore[import-untyped,unused-ignore]
-
+from ..common.union_find import UnionFind
 from ..ir.body import BODY, FORM, LOOP, Body, GradientForm, LoopForm
 from ..ir.graph import Operator, Tensor
 from ..reschedule.layout import Axes, Layout
@@ -102,8 +101,8 @@ class Composition:
         return tuple(zip(before, self.body.outputs[len(form.writes) :], strict=True))
 
     @cached_property
-    def _classes(self) -> UnionFind:
-        classes = UnionFind()
+    def _classes(self) -> UnionFind[Node]:
+        classes = UnionFind[Node]()
         for op in self.body.operators:
             rule = self.rules[op.name]
             operands = [(tensor, rule.operands[i]) for i, tensor in op.operands]
@@ -208,8 +207,7 @@ class Composition:
 
     def find(self, node: Node) -> Node:
         """Return the class of a dimension or factor, as the node that identifies it."""
-        root: Node = self._classes[node]  # one that belongs to nothing else is a class of its own
-        return root
+        return self._classes[node]  # one that belongs to nothing else is a class of its own
 
 
 class SplitTrial:

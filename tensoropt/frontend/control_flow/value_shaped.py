@@ -13,10 +13,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import networkx as nx  # type: ignore[import-untyped,unused-ignore]
 import tensorflow as tf
 
 from ...common.errors import InputError
+from ...common.union_find import UnionFind
 from ...ir.body import BODY, VALUE_SHAPED, Definition
 from ...ir.graph import Operator, Tensor
 from ..gradient_function import is_custom_gradient
@@ -87,7 +87,7 @@ def grouped(
 
 def _members(ops: Sequence[tf.Operation]) -> list[set[str]]:
     """Return the names of each group's operators."""
-    groups = nx.utils.UnionFind()
+    groups = UnionFind[str]()
     opened: set[str] = set()
     for op in ops:
         joined = [tensor.op.name for tensor in op.inputs if tensor.name in opened]
@@ -96,7 +96,7 @@ def _members(ops: Sequence[tf.Operation]) -> list[set[str]]:
         if joined or opens or op.type in CONDITIONALS:
             groups.union(op.name, *joined)
             opened.update(tensor.name for tensor in op.outputs if _is_open(tensor) or tensor.dtype == tf.variant)
-    return _closed(ops, list(groups.to_sets()))
+    return _closed(ops, groups.classes())
 
 
 def _closed(ops: Sequence[tf.Operation], groups: list[set[str]]) -> list[set[str]]:
@@ -123,6 +123,8 @@ def _is_open(tensor: tf.Tensor) -> bool:
 
 def _in_order(ops: Sequence[tf.Operation], of: dict[str, Group]) -> list[tf.Operation | Group]:
     """Return operators and groups in topological order, and else in order of creation."""
+    import networkx as nx  # type: ignore[import-untyped,unused-ignore]  # here, since loading it takes a fifth of a second
+
     nodes = {op.name: of.get(op.name, op) for op in ops}
     place: dict[tf.Operation | Group, int] = {}
     graph = nx.DiGraph()

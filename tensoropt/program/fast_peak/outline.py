@@ -20,7 +20,7 @@ from ..peak import MOST_MICRO_BATCHES
 from ..stage_ends import StageEnds
 from . import array_layout as ix
 from . import columns as c
-from .written import WIDTH
+from .columns import WIDTH
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@ from typing import Any
 
 from . import array_layout as ix
 from . import columns as c
+from .columns import WIDTH
 from .compilation import compiled
 
 RESHARD, COMPUTE, WRITE, BEGIN, RESHARD_AGAIN, COMPUTE_AGAIN, GRADIENT, SUM, RETURN, TAKE, MICRO_BATCH = range(11)
@@ -35,7 +36,7 @@ what is sent back, 2 the others.
 
 The values of a gradient are (tensor, gradient) of each gradient that it takes, then (site, value) of each value.
 """
-WIDTH = 7
+
 
 @compiled
 def append_record(m: Any, kind: int, v: int, w: int, x: int, y: int, z: int) -> int:

@@ -24,8 +24,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain, combinations
 
-from networkx.utils import UnionFind  # type: ignore[import-untyped,unused-ignore]
-
+from ...common.union_find import UnionFind
 from ...profiling.hardware import Topology
 from ...reschedule.layout import Axes
 from ...reschedule.mesh import Mesh
@@ -148,7 +147,7 @@ def _flow(topology: Topology, mesh: Mesh, axes: Axes, pattern: str) -> Flow:
         for link in loads[-1]:
             joined.union(number, first_user.setdefault(link, number))
     components, of_device = [], [0] * mesh.n_devices
-    for number, subset in enumerate(sorted(map(sorted, joined.to_sets()))):
+    for number, subset in enumerate(sorted(map(sorted, joined.classes()))):
         total = Counter[int]()
         for index in subset:
             total.update(loads[index])

@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from networkx.utils import UnionFind  # type: ignore[import-untyped,unused-ignore]
-
+from ...common.union_find import UnionFind
 from ...ir.graph import PLACEHOLDER, Operator
 from ...reschedule.layout import Axes
 from ...reschedule.mesh import Mesh

@@ -19,8 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from networkx.utils import UnionFind  # type: ignore[import-untyped,unused-ignore]
-
+from ...common.union_find import UnionFind
 from ...ir.graph import CONSTANT, SOURCES, VARIABLE, Graph, Operator
 from ...rules.rule import Rule
 from ...sharding.consumers import Consumer
