@@ -9,9 +9,10 @@ import hashlib
 import pickle
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 AWAKE_S, SHORTEST_NAP_S, LONGEST_NAP_S = 2e-4, 5e-5, 5e-3
 NAP_SHARE = 0.05
@@ -54,6 +55,8 @@ def _until(function: Callable[[], Any]) -> Any:
 
 def broadcast_object(comm: Any, value: Any) -> Any:
     """Return rank 0's value on every rank of a communicator (mpi4py)."""
+    import numpy as np  # here, since the process that starts ranks does without
+
     data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL) if comm.rank == 0 else b""
     size = np.array([len(data)], np.int64)
     wait_for_all(comm.Ibcast(size, root=0))
@@ -65,6 +68,8 @@ def broadcast_object(comm: Any, value: Any) -> Any:
 
 def gather_objects(comm: Any, value: Any, root: int | None = None) -> list[Any]:
     """Return every rank's value, in rank order, on every rank of a communicator; or on one, and nothing on the others."""
+    import numpy as np
+
     data, heads = np.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), np.uint8), np.empty((comm.size, 2), np.int64)
     wait_for_all(comm.Iallgather(np.array([len(data), _digest(data, comm.rank)], np.int64), heads))
     is_here = root in (None, comm.rank)
