@@ -42,7 +42,12 @@ def main(arguments: Sequence[str]) -> None:
     try:
         processes = start(options)
         tell_of_files = noting_files(processes)
-        _run(program, is_module)
+        try:
+            _run(program, is_module)
+        except SystemExit as end:
+            if not end.code:
+                tell_of_files()
+            raise
         if processes.size > 1 and not has_trained():
             raise InputError(OF_NO_MODEL.format(size=processes.size))
         tell_of_files()

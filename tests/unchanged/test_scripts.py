@@ -19,7 +19,7 @@ from tensoropt.common.imports import around_import
 from tensoropt.runtime.ranks import Processes
 from tensoropt.tools.cli.ranks_by_default import ranks_by_default
 from tensoropt.tools.cli.run import _is_for_ranks
-from tensoropt.unchanged import effects
+from tensoropt.unchanged import effects, script
 from tensoropt.unchanged.effects import SharedInput, Tagged
 
 TENSOROPT = [sys.executable, "-m", "tensoropt"]
@@ -190,6 +190,21 @@ def test_files_that_each_rank_writes_are_named(tmp_path: Path, monkeypatch: pyte
         (tmp_path / name).write_text("")
     tell()
     assert "each rank has written 'a.txt' (test_scripts.py:" in said[0]
+
+
+@pytest.mark.parametrize("code", [None, 0, 3])
+def test_they_are_named_where_the_script_exits_without_an_error(
+    code: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell = MagicMock()
+    monkeypatch.setattr(script, "start", MagicMock())
+    monkeypatch.setattr(script, "noting_files", lambda processes: tell)
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "train.py").write_text(f"import sys\nsys.exit({code})")
+    with pytest.raises(SystemExit) as end:
+        script.main(["{}", str(tmp_path / "train.py")])
+    assert end.value.code == code and tell.called == (not code)
 
 
 def test_streams_are_shared(capsys: pytest.CaptureFixture[str]) -> None:
