@@ -21,6 +21,8 @@ MOST_DIGESTED = 4096
 """The bytes of the longest message that isn't sent where all ranks have the same one, as their digests tell."""
 ROUND_BYTES = 1 << 30
 """The bytes that one message moves at most: MPI counts to 2^31, so longer values go in rounds."""
+_IS_DIGEST = -1
+"""What stands in the place of a message's length where digests alone are compared."""
 
 
 def wait_for_all(*requests: Any) -> None:
@@ -70,8 +72,9 @@ def gather_objects(comm: Any, value: Any, root: int | None = None) -> list[Any]:
     """Return every rank's value, in rank order, on every rank of a communicator; or on one, and nothing on the others."""
     import numpy as np
 
-    data, heads = np.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), np.uint8), np.empty((comm.size, 2), np.int64)
-    wait_for_all(comm.Iallgather(np.array([len(data), _digest(data, comm.rank)], np.int64), heads))
+    data, heads = np.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), np.uint8), np.full((comm.size, 2), _IS_DIGEST)
+    while (heads[:, 0] == _IS_DIGEST).any():  # as at first, and where other ranks compare digests
+        wait_for_all(comm.Iallgather(np.array([len(data), _digest(data, comm.rank)], np.int64), heads))
     is_here = root in (None, comm.rank)
     if (heads == heads[0]).all():
         return [value] * comm.size if is_here else []
@@ -86,11 +89,27 @@ def gather_objects(comm: Any, value: Any, root: int | None = None) -> list[Any]:
     return [pickle.loads(np.concatenate(pieces).data) for pieces in parts]
 
 
+def are_equal(comm: Any, data: bytes) -> bool:
+    """Return whether all ranks have the same bytes; where they don't, each must gather objects next, as another may already.
+
+    It takes a third of the time of a gathering.
+    """
+    import numpy as np
+
+    heads = np.empty((comm.size, 2), np.int64)
+    wait_for_all(comm.Iallgather(np.array([_IS_DIGEST, _number_of(data)], np.int64), heads))
+    return bool((heads == heads[0]).all())
+
+
 def _digest(data: np.ndarray, rank: int) -> int:
     """Return what tells a short message from others; of a long one, which takes longer to digest than to send, the rank."""
     if len(data) > MOST_DIGESTED:
         return rank
-    return int.from_bytes(hashlib.blake2b(data.data, digest_size=8).digest(), "little", signed=True)
+    return _number_of(data.data)
+
+
+def _number_of(data: Any) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
 
 
 def _rounds(sizes: Sequence[int]) -> list[list[tuple[int, int]]]:

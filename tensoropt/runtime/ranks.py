@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import MutableMapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, TypeVar, cast
@@ -28,7 +28,7 @@ from .launch.machines import machine_shape
 from .launch.mpirun import share_of_cores, usable_cores
 from .launch.separate_starts import refuse_separate_processes
 from .mpi_start import started_mpi, within_timeout
-from .objects_between_ranks import broadcast_object, gather_objects, wait_for_all
+from .objects_between_ranks import are_equal, broadcast_object, gather_objects, wait_for_all
 
 __all__ = ["Processes", "current_processes", "display_here", "install_error_handling", "launched_as"]
 
@@ -184,12 +184,10 @@ class Processes:
             self.parent.begin_collective(chain)
         self._begun[chain] += 1
 
-    @contextmanager
-    def waiting_in(self, what: str) -> Iterator[None]:
-        """Count a collective, and record within this context that this rank waits in it."""
+    def waiting_in(self, what: str) -> AbstractContextManager[None]:
+        """Count a collective, and return a context that records that this rank waits in it."""
         self.begin_collective()
-        with self.waiting[CRITICAL].within(what):
-            yield
+        return self.waiting[CRITICAL].within(what)
 
     def broadcast(self, value: Value, what: str = "broadcast") -> Value:
         """Return rank 0's value (picklable) on every rank.
@@ -229,6 +227,12 @@ class Processes:
         """Return the first rank whose value (picklable) differs from rank 0's, or None; the same on every rank."""
         values = self.gather(value, what, call)
         return next((rank for rank, rank_value in enumerate(values) if rank_value != values[0]), None)
+
+    def first_bytes_that_differ(self, data: bytes, call: Call) -> int | None:
+        """Return the same for bytes, in less time; ``call`` is as for :meth:`gather`."""
+        with self.waiting_in(call.what):
+            is_same = are_equal(self.comm, f"{call.what} {call.name} ".encode() + data)
+        return None if is_same else self.first_that_differs(data, call.what, call)
 
     def collect(self, value: Value, rank: int) -> list[Value] | None:
         """Return every rank's value (picklable) in rank order, on one rank; None on the others."""
