@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..common.union_find import UnionFind
 from ..ir.body import BODY, FORM, LOOP, Body, GradientForm, LoopForm
 from ..ir.graph import Operator, Tensor
 from ..reschedule.layout import Axes, Layout
@@ -101,8 +100,10 @@ class Composition:
         return tuple(zip(before, self.body.outputs[len(form.writes) :], strict=True))
 
     @cached_property
-    def _classes(self) -> UnionFind[Node]:
-        classes = UnionFind[Node]()
+    def _classes(self) -> Any:
+        from networkx.utils import UnionFind  # type: ignore[import-untyped,unused-ignore]  # here, since loading it takes .2 s
+
+        classes = UnionFind()
         for op in self.body.operators:
             rule = self.rules[op.name]
             operands = [(tensor, rule.operands[i]) for i, tensor in op.operands]
@@ -207,7 +208,8 @@ class Composition:
 
     def find(self, node: Node) -> Node:
         """Return the class of a dimension or factor, as the node that identifies it."""
-        return self._classes[node]  # one that belongs to nothing else is a class of its own
+        root: Node = self._classes[node]  # one that belongs to nothing else is a class of its own
+        return root
 
 
 class SplitTrial:
