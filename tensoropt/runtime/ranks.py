@@ -28,7 +28,7 @@ from .launch.machines import machine_shape
 from .launch.mpirun import share_of_cores, usable_cores
 from .launch.separate_starts import refuse_separate_processes
 from .mpi_start import started_mpi, within_timeout
-from .objects_between_ranks import are_equal, broadcast_object, gather_objects, wait_for_all
+from .objects_between_ranks import broadcast_object, gather_objects, wait_for_all
 
 __all__ = ["Processes", "current_processes", "display_here", "install_error_handling", "launched_as"]
 
@@ -219,6 +219,9 @@ class Processes:
             return [value]
         with self.waiting_in(what):
             gathered = gather_objects(self.comm, (call or current_call(what), value))
+        if gathered[0] is gathered[-1]:  # all ranks have sent the same
+            self.last_calls.update(dict.fromkeys(range(self.size), str(gathered[0][0])))
+            return [value] * self.size
         self.last_calls.update((rank, str(call)) for rank, (call, _) in enumerate(gathered))
         self._check_calls([call for call, _ in gathered], range(self.size))
         return [value for _, value in gathered]
@@ -227,12 +230,6 @@ class Processes:
         """Return the first rank whose value (picklable) differs from rank 0's, or None; the same on every rank."""
         values = self.gather(value, what, call)
         return next((rank for rank, rank_value in enumerate(values) if rank_value != values[0]), None)
-
-    def first_bytes_that_differ(self, data: bytes, call: Call) -> int | None:
-        """Return the same for bytes, in less time; ``call`` is as for :meth:`gather`."""
-        with self.waiting_in(call.what):
-            is_same = are_equal(self.comm, f"{call.what} {call.name} ".encode() + data)
-        return None if is_same else self.first_that_differs(data, call.what, call)
 
     def collect(self, value: Value, rank: int) -> list[Value] | None:
         """Return every rank's value (picklable) in rank order, on one rank; None on the others."""

@@ -202,7 +202,7 @@ class BatchShares:
         call = current_call("gather")
         for number, (digest, batch) in enumerate(batches, 1):
             is_asked = is_compared(number, self._n_compared) or self.parts.is_open
-            odd = self._ranks.processes.first_bytes_that_differ(digest, call) if is_asked else None
+            odd = self._ranks.processes.first_that_differs(digest, call=call) if is_asked else None
             if odd is not None:
                 hint = "" if self.opened == 1 else f", as some of the {PERIOD - 1} before it may have been"
                 raise InputError(
