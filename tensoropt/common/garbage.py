@@ -12,10 +12,7 @@ NEVER = 2**30
 
 @contextmanager
 def nothing_collected() -> Iterator[None]:
-    """Let the garbage collector rest while nearly all that is made stays: in imports it takes a quarter of the time.
-
-    It never looks at what there is at the end: after an import of TensorFlow and Keras each look takes half a second.
-    """
+    """Let the garbage collector rest while nearly all that is made stays, and never look at that; imports save a quarter."""
     is_collecting = gc.isenabled()
     gc.disable()
     try:

@@ -6,9 +6,9 @@ What each pass of an order needs is worked out once, and Numba compiles the loop
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from functools import cache, lru_cache, reduce
+from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,13 +80,6 @@ def _run(  # noqa: PLR0913
                     ready = max(ready, ended[other] + way)
             ended[i] = ready + takes[work[i], own, plan]
             free[submesh[i], plan] = ended[i]
-
-
-@cache
-def _compiled() -> Callable[..., None]:
-    from .compiled import compiled  # here, since loading Numba takes half a second
-
-    return compiled(_run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +165,8 @@ def pass_ends(times: Sequence[PassTimes], on_the_way: Transfers, order: StepOrde
 
 def _ends(times: Sequence[PassTimes], on_the_way: Transfers, order: StepOrder) -> tuple[list[Any], Any]:
     """Return when each submesh ends, and when each pass of the last plan does."""
+    from .compiled import compiled  # here, since loading Numba takes half a second
+
     first = first_passes_us(times, on_the_way, order.submeshes)
     kinds = ("forward", "backward", "late", "parameters", "early")
     values = [*first, *(getattr(of_stage, kind) for kind in kinds for of_stage in times)]
@@ -184,7 +179,7 @@ def _ends(times: Sequence[PassTimes], on_the_way: Transfers, order: StepOrder) -
     backward[divided] -= parameters[divided]
     late[divided] = 0.0
     takes = np.stack([forward - early, backward, parameters])
-    _compiled()(*passes[:5], takes, early, late, np.array([*on_the_way.each, 0.0]), free, ended)
+    compiled(_run)(*passes[:5], takes, early, late, np.array([*on_the_way.each, 0.0]), free, ended)
     return [end if shape else float(end[0]) for end in free], ended
 
 

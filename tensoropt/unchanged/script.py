@@ -42,16 +42,13 @@ def main(arguments: Sequence[str]) -> None:
     try:
         processes = start(options)
         tell_of_files = noting_files(processes)
-        try:
-            _run(program, is_module)
-        except SystemExit as end:
-            if not end.code:
-                tell_of_files()
-            raise
+        _run(program, is_module)
         if processes.size > 1 and not has_trained():
             raise InputError(OF_NO_MODEL.format(size=processes.size))
         tell_of_files()
     except SystemExit as exit_error:
+        if not exit_error.code:
+            tell_of_files()
         sys.exit(exit_error.code)  # which tells the other ranks
     except BaseException as error:
         if refused_at is not None and isinstance(error, InputError):

@@ -9,7 +9,6 @@ from typing import Any
 
 from . import array_layout as ix
 from . import columns as c
-from .columns import WIDTH
 from .compilation import compiled
 
 RESHARD, COMPUTE, WRITE, BEGIN, RESHARD_AGAIN, COMPUTE_AGAIN, GRADIENT, SUM, RETURN, TAKE, MICRO_BATCH = range(11)
@@ -42,7 +41,7 @@ The values of a gradient are (tensor, gradient) of each gradient that it takes, 
 def append_record(m: Any, kind: int, v: int, w: int, x: int, y: int, z: int) -> int:
     """Append a record; return its number."""
     number = m[ix.N_RECORDS]
-    at = m[ix.RECORDS] + WIDTH * number
+    at = m[ix.RECORDS] + c.WIDTH * number
     m[at], m[at + 1], m[at + 2], m[at + 3], m[at + 4], m[at + 5], m[at + 6] = kind, v, w, x, y, z, 0
     m[ix.N_RECORDS] += 1
     return number
