@@ -234,7 +234,8 @@ def arena_of(outline: Outline, n_buckets: int) -> np.ndarray:
     sizes = (
         # of records
         c.WIDTH * records, 2 * values, sites, sites, sites, n_tensors, records, 2 * entries, 3 * sites,
-        3 * max(1, n_buckets), records, n_tensors, n_operands, max(1, n * n_lookups), records, sites, records, records, c.WIDTH * records,
+        3 * max(1, n_buckets), records, n_tensors, n_operands, max(1, n * n_lookups), records, sites, records, records,
+        c.WIDTH * records,
         # and of memory
         entries, entries, 2 * entries, ix.ENDS_COLUMNS * (buffers + 1), buffers, buffers, 3 * records, buffers, buffers,
         buffers, buffers, 2 * len(c.WORKSPACES), entries, records, sites, sites, records, n_operators, n_operators,
