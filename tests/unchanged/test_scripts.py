@@ -106,6 +106,14 @@ def test_one_rank_leaves_a_model_that_asks_for_xla_to_keras(tmp_path: Path) -> N
     assert done.stderr.count("compiles a model with jit_compile=True: Keras trains the model itself") == 1
 
 
+def test_one_rank_starts_without_what_a_search_loads(tmp_path: Path) -> None:
+    fit = "x = keras.ops.eye(4)\nmodel.fit(x, x[:, 2:], verbose=0)\nimport gc, sys\n"
+    found = "print({'numba', 'networkx'} & set(sys.modules), gc.get_freeze_count() > 10**5)"
+    (tmp_path / "train.py").write_text(f"{MODEL}{fit}{found}")
+    done = run_command([*TENSOROPT, "run", "-n", "1", tmp_path / "train.py"], timeout=120)
+    assert done.stdout == "set() True\n", done.stderr
+
+
 def test_rank_0_goes_on_alone_where_one_device_is_as_fast(tmp_path: Path) -> None:
     fit = "model.fit(x, x[:, 2:], batch_size=2, epochs=2, verbose=0).history, model.predict(x, verbose=0).tolist()"
     rest = f"print({fit})\nmodel.compile('adam', 'mse')\nprint({fit})\nimport os\nprint(len(os.sched_getaffinity(0)))"
