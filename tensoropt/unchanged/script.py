@@ -8,6 +8,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from traceback import walk_tb
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -47,7 +48,8 @@ def main(arguments: Sequence[str]) -> None:
             raise InputError(OF_NO_MODEL.format(size=processes.size))
         tell_of_files()
     except SystemExit as exit_error:
-        if not exit_error.code:
+        is_led = any(frame.f_code.co_name == "lead" for frame, _ in walk_tb(exit_error.__traceback__))
+        if not exit_error.code and not is_led:  # else the other ranks wait for rank 0, in a callback
             tell_of_files()
         sys.exit(exit_error.code)  # which tells the other ranks
     except BaseException as error:

@@ -55,7 +55,7 @@ class LedRanks:
     def lead(self, action: Callable[[], Value]) -> Value:
         """Have rank 0 run an action. Return its result (picklable) or raise its exception, on every rank.
 
-        A KeyboardInterrupt is raised on every rank too, so that a script may catch it and save, and so is a SystemExit.
+        A KeyboardInterrupt is raised on every rank too, so that a script may catch it and save.
         """
         if self.leads or self.processes.size == 1:
             return action()
@@ -67,7 +67,7 @@ class LedRanks:
         try:
             result = action()
             self.settle_for_all()
-        except (Exception, KeyboardInterrupt, SystemExit) as error:
+        except (Exception, KeyboardInterrupt) as error:
             self.processes.broadcast((_FAILED, _portable(error), ()), _CALLBACKS)
             raise
         finally:
