@@ -219,11 +219,9 @@ class Processes:
             return [value]
         with self.waiting_in(what):
             gathered = gather_objects(self.comm, (call or current_call(what), value))
-        if gathered[0] is gathered[-1]:  # all ranks have sent the same
-            self.last_calls.update(dict.fromkeys(range(self.size), str(gathered[0][0])))
-            return [value] * self.size
         self.last_calls.update((rank, str(call)) for rank, (call, _) in enumerate(gathered))
-        self._check_calls([call for call, _ in gathered], range(self.size))
+        if gathered[0] is not gathered[-1]:  # else all ranks have sent the same
+            self._check_calls([call for call, _ in gathered], range(self.size))
         return [value for _, value in gathered]
 
     def first_that_differs(self, value: Value, what: str = "gather", call: Call | None = None) -> int | None:

@@ -79,9 +79,7 @@ def _report(error: BaseException) -> NoReturn:
 
 def _own_part(trace: TracebackType | None) -> TracebackType | None:
     """Return the part of a trace that begins in the script; all of it if none does."""
-    entry = trace
-    while entry is not None:
-        if entry.tb_frame.f_globals.get("__name__") == "__main__":
-            return entry
-        entry = entry.tb_next
-    return trace
+    own = trace
+    while own is not None and own.tb_frame.f_globals.get("__name__") != "__main__":
+        own = own.tb_next
+    return own or trace
