@@ -85,6 +85,8 @@ class _Search:
     def run(self) -> Frontier:
         self._tell(0)
         supported_states(self.problem)  # else it says where the contradiction is
+        if all(node.n_states == 1 for node in self.problem.nodes):
+            return replace(exhaustive(self.problem), algorithm=self.algorithm)
         limits = Limits(self.budget.max_table_cells, self.budget.max_work, is_strict=True)
         n_pairs = sum(edge.mem_bytes.size for edge in self.problem.edges)
         best = self._tracked(limits) if n_pairs <= MAX_PAIRS else None

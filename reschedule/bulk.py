@@ -109,13 +109,12 @@ class Weighted:
 
         In 32 bits, times from about one second on are wrong.
         """
-        from . import path_kernels  # here, since loading compiled code takes half a second
-
-        never = NEVER[kind]
+        never, graph = NEVER[kind], self.graph
         distance = np.full((len(self.fits), starts.n_rows), never, kind)
-        if starts.n_rows:
-            distance[starts.state, starts.row] = np.minimum(starts.time_ns, never)
-            graph = self.graph
+        distance[starts.state, starts.row] = np.minimum(starts.time_ns, never)
+        if starts.n_rows and len(graph.source):
+            from . import path_kernels  # here, since loading compiled code takes half a second
+
             path_kernels.relax(graph.start, graph.source, self.weights(never, kind), graph.by_splits, distance, never)
         return distance
 

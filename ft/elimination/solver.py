@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from ..problem import InfeasibleError
 from .ldp import linear_dynamic_programming
-from .linear_graph import held_variables, linear_graphs
 from .table_graph import Effort, TableGraph, TooLargeError
 
 Report = Callable[[TableGraph], None]
@@ -67,6 +66,8 @@ class Solver:
     def _finished(self, graph: TableGraph) -> TableGraph:
         """Return the graph after LDP on its linear graphs, or unchanged if LDP isn't used."""
         if self.use_ldp:
+            from .linear_graph import linear_graphs
+
             for line in linear_graphs(graph):
                 linear_dynamic_programming(graph, line, lambda: self.report(graph))
         return graph
@@ -92,6 +93,8 @@ class Solver:
 
     def _free(self, graph: TableGraph) -> set[int]:
         """Return the variables that may be eliminated now: with LDP those that are neither marked nor cut vertices."""
+        from .linear_graph import held_variables  # here, since it loads NetworkX
+
         held = held_variables(graph) if self.use_ldp else set()
         return {variable for variable in graph.variables if variable not in held}
 

@@ -12,13 +12,14 @@ NEVER = 2**30
 
 @contextmanager
 def nothing_collected() -> Iterator[None]:
-    """Let the garbage collector rest while nearly all that is made stays: in imports it takes a quarter of the time."""
+    """Let the garbage collector rest while nearly all that is made stays, and never look at that; imports save a quarter."""
     is_collecting = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if is_collecting:
+            gc.freeze()
             gc.enable()
 
 

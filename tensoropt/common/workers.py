@@ -8,7 +8,6 @@ with its input, so that none outlives this process, and leaves Ctrl-C to it.
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import os
 import pickle
@@ -236,7 +235,6 @@ def serve(preload: str) -> None:
     threading.Thread(target=read, daemon=True).start()
     with nothing_collected():
         importlib.import_module(preload)
-        gc.freeze()
     while True:
         function, arguments = pickle.loads(tasks.get())
         try:

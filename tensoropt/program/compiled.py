@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar, cast
 
 import numba  # type: ignore[import-untyped,import-not-found,unused-ignore]
@@ -31,6 +32,7 @@ def njit(function: _Function, **options: Any) -> _Function:
     return cast(_Function, numba.njit(nogil=True, **options)(function))
 
 
+@cache
 def compiled(function: _Function) -> _Function:
     """Return the function compiled by Numba and cached on disk."""
     return njit(function, cache=True)

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .compiled import compiled
 from .passes import BACKWARD, FORWARD, PARAMETERS, Pass, merged, needs
 from .schedule import StepOrder, Times, last_end, of_submeshes
 
@@ -55,7 +54,6 @@ def _passes(order: StepOrder) -> _Passes:
     return _Passes(stage, np.array(order.submeshes, np.int32)[stage], work, sources, link, is_deferring)
 
 
-@compiled
 def _run(  # noqa: PLR0913
     stage: Any, submesh: Any, work: Any, sources: Any, link: Any, takes: Any, early: Any, late: Any, transfer: Any,
     free: Any, ended: Any,
@@ -167,6 +165,8 @@ def pass_ends(times: Sequence[PassTimes], on_the_way: Transfers, order: StepOrde
 
 def _ends(times: Sequence[PassTimes], on_the_way: Transfers, order: StepOrder) -> tuple[list[Any], Any]:
     """Return when each submesh ends, and when each pass of the last plan does."""
+    from .compiled import compiled  # here, since loading Numba takes half a second
+
     first = first_passes_us(times, on_the_way, order.submeshes)
     kinds = ("forward", "backward", "late", "parameters", "early")
     values = [*first, *(getattr(of_stage, kind) for kind in kinds for of_stage in times)]
@@ -179,7 +179,7 @@ def _ends(times: Sequence[PassTimes], on_the_way: Transfers, order: StepOrder) -
     backward[divided] -= parameters[divided]
     late[divided] = 0.0
     takes = np.stack([forward - early, backward, parameters])
-    _run(*passes[:5], takes, early, late, np.array([*on_the_way.each, 0.0]), free, ended)
+    compiled(_run)(*passes[:5], takes, early, late, np.array([*on_the_way.each, 0.0]), free, ended)
     return [end if shape else float(end[0]) for end in free], ended
 
 

@@ -25,8 +25,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from networkx.utils import UnionFind  # type: ignore[import-untyped,unused-ignore]
-
 from ..ir.body import BODY, FORM, LOOP, Body, GradientForm, LoopForm
 from ..ir.graph import Operator, Tensor
 from ..reschedule.layout import Axes, Layout
@@ -102,7 +100,9 @@ class Composition:
         return tuple(zip(before, self.body.outputs[len(form.writes) :], strict=True))
 
     @cached_property
-    def _classes(self) -> UnionFind:
+    def _classes(self) -> Any:
+        from networkx.utils import UnionFind  # type: ignore[import-untyped,unused-ignore]  # here, since loading it takes .2 s
+
         classes = UnionFind()
         for op in self.body.operators:
             rule = self.rules[op.name]

@@ -24,6 +24,7 @@ def go_alone(processes: Processes) -> None:
     if processes.rank:
         with contextlib.suppress(SystemExit):  # of a failure, whose exit code is rank 0's
             processes.wait_for_others()
+        processes.comm = None  # on which nobody answers any more
         sys.exit(0)
     cores = os.sched_getaffinity(os.getppid())  # those of mpirun, which binds its ranks
     for thread in os.listdir("/proc/self/task"):

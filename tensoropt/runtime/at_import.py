@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 
+from ..common.launched import launched_as
 from ..common.tensorflow_import import watch_import
-
-_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK")
 
 
 def prepare_process() -> None:
@@ -23,7 +22,7 @@ def prepare_process() -> None:
         from .mpi_start import send_at_once
 
         send_at_once()
-    if any(name in os.environ for name in _RANKS):
+    if launched_as() is not None:
         # TensorFlow sees the GPUs that are visible when it starts, and its server brings devices of its own.
         from .collectives.tensorflow_server import start_if_asked
 

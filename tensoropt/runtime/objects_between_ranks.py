@@ -8,10 +8,9 @@ from __future__ import annotations
 import hashlib
 import pickle
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
-
-import numpy as np
 
 AWAKE_S, SHORTEST_NAP_S, LONGEST_NAP_S = 2e-4, 5e-5, 5e-3
 NAP_SHARE = 0.05
@@ -55,37 +54,39 @@ def _until(function: Callable[[], Any]) -> Any:
 def broadcast_object(comm: Any, value: Any) -> Any:
     """Return rank 0's value on every rank of a communicator (mpi4py)."""
     data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL) if comm.rank == 0 else b""
-    size = np.array([len(data)], np.int64)
+    size = array("q", [len(data)])
     wait_for_all(comm.Ibcast(size, root=0))
-    buffer = np.frombuffer(data, np.uint8) if comm.rank == 0 else np.empty(int(size[0]), np.uint8)
+    buffer = memoryview(data if comm.rank == 0 else bytearray(size[0]))
     for start in range(0, len(buffer), ROUND_BYTES):
         wait_for_all(comm.Ibcast(buffer[start : start + ROUND_BYTES], root=0))
-    return value if comm.rank == 0 else pickle.loads(buffer.data)
+    return value if comm.rank == 0 else pickle.loads(buffer)
 
 
 def gather_objects(comm: Any, value: Any, root: int | None = None) -> list[Any]:
     """Return every rank's value, in rank order, on every rank of a communicator; or on one, and nothing on the others."""
-    data, heads = np.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), np.uint8), np.empty((comm.size, 2), np.int64)
-    wait_for_all(comm.Iallgather(np.array([len(data), _digest(data, comm.rank)], np.int64), heads))
+    data = memoryview(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
+    head, heads = array("q", [len(data), _digest(data, comm.rank)]), array("q", bytes(16 * comm.size))
+    wait_for_all(comm.Iallgather(head, heads))
     is_here = root in (None, comm.rank)
-    if (heads == heads[0]).all():
+    if heads == head * comm.size:
         return [value] * comm.size if is_here else []
-    parts: list[list[np.ndarray]] = [[] for _ in range(comm.size if is_here else 0)]
-    for bounds in _rounds(heads[:, 0].tolist()):
+    parts = [bytearray() for _ in range(comm.size if is_here else 0)]
+    for bounds in _rounds(heads[::2].tolist()):
         counts = [end - start for start, end in bounds]
-        buffer = np.empty(sum(counts) if is_here else 0, np.uint8)
+        buffer = memoryview(bytearray(sum(counts) if is_here else 0))
         chunk, target = data[slice(*bounds[comm.rank])], (buffer, counts) if is_here else None
         wait_for_all(comm.Iallgatherv(chunk, target) if root is None else comm.Igatherv(chunk, target, root=root))
-        for part, piece in zip(parts, np.split(buffer, np.cumsum(counts[:-1])), strict=False):
-            part.append(piece)
-    return [pickle.loads(np.concatenate(pieces).data) for pieces in parts]
+        for part, count in zip(parts, counts, strict=False):
+            part += buffer[:count]
+            buffer = buffer[count:]
+    return list(map(pickle.loads, parts))
 
 
-def _digest(data: np.ndarray, rank: int) -> int:
+def _digest(data: memoryview, rank: int) -> int:
     """Return what tells a short message from others; of a long one, which takes longer to digest than to send, the rank."""
     if len(data) > MOST_DIGESTED:
         return rank
-    return int.from_bytes(hashlib.blake2b(data.data, digest_size=8).digest(), "little", signed=True)
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
 
 
 def _rounds(sizes: Sequence[int]) -> list[list[tuple[int, int]]]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import MutableMapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, TypeVar, cast
@@ -184,12 +184,10 @@ class Processes:
             self.parent.begin_collective(chain)
         self._begun[chain] += 1
 
-    @contextmanager
-    def waiting_in(self, what: str) -> Iterator[None]:
-        """Count a collective, and record within this context that this rank waits in it."""
+    def waiting_in(self, what: str) -> AbstractContextManager[None]:
+        """Count a collective, and return a context that records that this rank waits in it."""
         self.begin_collective()
-        with self.waiting[CRITICAL].within(what):
-            yield
+        return self.waiting[CRITICAL].within(what)
 
     def broadcast(self, value: Value, what: str = "broadcast") -> Value:
         """Return rank 0's value (picklable) on every rank.
@@ -222,7 +220,8 @@ class Processes:
         with self.waiting_in(what):
             gathered = gather_objects(self.comm, (call or current_call(what), value))
         self.last_calls.update((rank, str(call)) for rank, (call, _) in enumerate(gathered))
-        self._check_calls([call for call, _ in gathered], range(self.size))
+        if gathered[0] is not gathered[-1]:  # else all ranks have sent the same
+            self._check_calls([call for call, _ in gathered], range(self.size))
         return [value for _, value in gathered]
 
     def first_that_differs(self, value: Value, what: str = "gather", call: Call | None = None) -> int | None:

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tabulate import tabulate
-
 from ..runtime import notes
 
 _HEADER = ("attempt", "ranks", "from fit:step", "to", "lost steps", "seconds", "ended by")
@@ -127,6 +125,7 @@ def why_not_again(attempts: Sequence[Attempt], most: int, saves: bool) -> str | 
 
 def table(attempts: Sequence[Attempt]) -> str:
     """Return a table of the attempts."""
+    from tabulate import tabulate  # here, since its import is most of a run's
 
     def text(value: Any) -> str:
         return "-" if value in (None, ()) else ":".join(map(str, value)) if isinstance(value, tuple) else str(value)

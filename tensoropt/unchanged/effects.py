@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, TextIO
 
-import numpy as np
-
 from ..common.errors import InputError, short
 from ..common.progress import Display
 from ..common.source_lines import line_at, running_line
@@ -69,6 +67,8 @@ def noting_files(processes: Processes) -> Callable[[], None]:
 
 def share_seed(processes: Processes) -> int:
     """Seed Python's and NumPy's random numbers alike on all ranks, and return the seed: rank 0's, or that of a kept run."""
+    import numpy as np
+
     own_seed = int(os.environ.get(SEED) or int.from_bytes(os.urandom(4), "little"))
     seed: int = processes.broadcast(own_seed, "the seed of random numbers")
     random.seed(seed)

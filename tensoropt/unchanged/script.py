@@ -8,6 +8,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from traceback import walk_tb
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -47,6 +48,9 @@ def main(arguments: Sequence[str]) -> None:
             raise InputError(OF_NO_MODEL.format(size=processes.size))
         tell_of_files()
     except SystemExit as exit_error:
+        is_led = any(frame.f_code.co_name == "lead" for frame, _ in walk_tb(exit_error.__traceback__))
+        if not exit_error.code and not is_led:  # else the other ranks wait for rank 0, in a callback
+            tell_of_files()
         sys.exit(exit_error.code)  # which tells the other ranks
     except BaseException as error:
         if refused_at is not None and isinstance(error, InputError):
@@ -75,9 +79,7 @@ def _report(error: BaseException) -> NoReturn:
 
 def _own_part(trace: TracebackType | None) -> TracebackType | None:
     """Return the part of a trace that begins in the script; all of it if none does."""
-    entry = trace
-    while entry is not None:
-        if entry.tb_frame.f_globals.get("__name__") == "__main__":
-            return entry
-        entry = entry.tb_next
-    return trace
+    own = trace
+    while own is not None and own.tb_frame.f_globals.get("__name__") != "__main__":
+        own = own.tb_next
+    return own or trace

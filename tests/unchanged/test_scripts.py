@@ -19,7 +19,7 @@ from tensoropt.common.imports import around_import
 from tensoropt.runtime.ranks import Processes
 from tensoropt.tools.cli.ranks_by_default import ranks_by_default
 from tensoropt.tools.cli.run import _is_for_ranks
-from tensoropt.unchanged import effects
+from tensoropt.unchanged import effects, script
 from tensoropt.unchanged.effects import SharedInput, Tagged
 
 TENSOROPT = [sys.executable, "-m", "tensoropt"]
@@ -106,6 +106,14 @@ def test_one_rank_leaves_a_model_that_asks_for_xla_to_keras(tmp_path: Path) -> N
     assert done.stderr.count("compiles a model with jit_compile=True: Keras trains the model itself") == 1
 
 
+def test_one_rank_starts_without_what_a_search_loads(tmp_path: Path) -> None:
+    fit = "x = keras.ops.eye(4)\nmodel.fit(x, x[:, 2:], verbose=0)\nimport gc, sys\n"
+    found = "print({'numba', 'networkx'} & set(sys.modules), gc.get_freeze_count() > 10**5)"
+    (tmp_path / "train.py").write_text(f"{MODEL}{fit}{found}")
+    done = run_command([*TENSOROPT, "run", "-n", "1", tmp_path / "train.py"], timeout=120)
+    assert done.stdout == "set() True\n", done.stderr
+
+
 def test_rank_0_goes_on_alone_where_one_device_is_as_fast(tmp_path: Path) -> None:
     fit = "model.fit(x, x[:, 2:], batch_size=2, epochs=2, verbose=0).history, model.predict(x, verbose=0).tolist()"
     rest = f"print({fit})\nmodel.compile('adam', 'mse')\nprint({fit})\nimport os\nprint(len(os.sched_getaffinity(0)))"
@@ -190,6 +198,21 @@ def test_files_that_each_rank_writes_are_named(tmp_path: Path, monkeypatch: pyte
         (tmp_path / name).write_text("")
     tell()
     assert "each rank has written 'a.txt' (test_scripts.py:" in said[0]
+
+
+@pytest.mark.parametrize("code", [None, 0, 3])
+def test_they_are_named_where_the_script_exits_without_an_error(
+    code: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell = MagicMock()
+    monkeypatch.setattr(script, "start", MagicMock())
+    monkeypatch.setattr(script, "noting_files", lambda processes: tell)
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "train.py").write_text(f"import sys\nsys.exit({code})")
+    with pytest.raises(SystemExit) as end:
+        script.main(["{}", str(tmp_path / "train.py")])
+    assert end.value.code == code and tell.called == (not code)
 
 
 def test_streams_are_shared(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import networkx as nx  # type: ignore[import-untyped,unused-ignore]
 import tensorflow as tf
 
 from ...common.errors import InputError
@@ -87,16 +86,17 @@ def grouped(
 
 def _members(ops: Sequence[tf.Operation]) -> list[set[str]]:
     """Return the names of each group's operators."""
-    groups = nx.utils.UnionFind()
+    groups: dict[str, set[str]] = {}
     opened: set[str] = set()
     for op in ops:
         joined = [tensor.op.name for tensor in op.inputs if tensor.name in opened]
         begins = op.type not in _NEVER_FIRST and treatment_of(op.type) in (None, Treatment.READ)
         opens = begins and any(map(_is_open, op.outputs)) and not any(map(_is_open, op.inputs))
         if joined or opens or op.type in CONDITIONALS:
-            groups.union(op.name, *joined)
+            group = {op.name}.union(*(groups[name] for name in joined))
+            groups.update(dict.fromkeys(group, group))
             opened.update(tensor.name for tensor in op.outputs if _is_open(tensor) or tensor.dtype == tf.variant)
-    return _closed(ops, list(groups.to_sets()))
+    return _closed(ops, list({id(group): group for group in groups.values()}.values()))
 
 
 def _closed(ops: Sequence[tf.Operation], groups: list[set[str]]) -> list[set[str]]:
@@ -123,6 +123,8 @@ def _is_open(tensor: tf.Tensor) -> bool:
 
 def _in_order(ops: Sequence[tf.Operation], of: dict[str, Group]) -> list[tf.Operation | Group]:
     """Return operators and groups in topological order, and else in order of creation."""
+    import networkx as nx  # type: ignore[import-untyped,unused-ignore]  # here, since loading it takes .2 s
+
     nodes = {op.name: of.get(op.name, op) for op in ops}
     place: dict[tf.Operation | Group, int] = {}
     graph = nx.DiGraph()

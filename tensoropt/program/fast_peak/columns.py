@@ -43,3 +43,4 @@ FIRST_USE, RESIDUAL, WANTED, PASSED_ON, OF_VARIABLES, IS_FIRST, ACCUMULATES, ONL
 """It is its tensor's first use; the gradient reads it; it has a gradient, perhaps that of the result; only updates wait for
 it; it is at the operator's first position; it is resharded once, and its gradients are summed over micro-batches; only the
 first micro-batch has a gradient of it."""
+WIDTH = 7  # the numbers of a record, see .written

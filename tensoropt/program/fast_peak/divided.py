@@ -9,6 +9,7 @@ from typing import Any
 
 from . import array_layout as ix
 from . import columns as c
+from .columns import WIDTH
 from .compilation import compiled
 from .written import (
     ACCUMULATE,
@@ -20,7 +21,6 @@ from .written import (
     RETURN,
     SEND,
     SUM,
-    WIDTH,
     append_record,
     is_wanted,
 )

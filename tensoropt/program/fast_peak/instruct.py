@@ -13,6 +13,7 @@ from typing import Any
 
 from . import array_layout as ix
 from . import columns as c
+from .columns import WIDTH
 from .compilation import compiled
 from .running import N_WORKSPACES, add, catch_up, copy_of, may_overwrite, move, move_back, new_buffer, read, write
 from .updates import begin_micro_batch, begin_pass, update, update_rows
@@ -31,7 +32,6 @@ from .written import (
     SEND,
     SUM,
     TAKE,
-    WIDTH,
     WRITE,
     is_wanted,
 )

@@ -20,7 +20,6 @@ from ..peak import MOST_MICRO_BATCHES
 from ..stage_ends import StageEnds
 from . import array_layout as ix
 from . import columns as c
-from .written import WIDTH
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,8 +233,9 @@ def arena_of(outline: Outline, n_buckets: int) -> np.ndarray:
     entries = 4 * n_passes * sum(w * w for w in width) + 4 * records + 2 * n_lookups * (n_others + n)
     sizes = (
         # of records
-        WIDTH * records, 2 * values, sites, sites, sites, n_tensors, records, 2 * entries, 3 * sites, 3 * max(1, n_buckets),
-        records, n_tensors, n_operands, max(1, n * n_lookups), records, sites, records, records, WIDTH * records,
+        c.WIDTH * records, 2 * values, sites, sites, sites, n_tensors, records, 2 * entries, 3 * sites,
+        3 * max(1, n_buckets), records, n_tensors, n_operands, max(1, n * n_lookups), records, sites, records, records,
+        c.WIDTH * records,
         # and of memory
         entries, entries, 2 * entries, ix.ENDS_COLUMNS * (buffers + 1), buffers, buffers, 3 * records, buffers, buffers,
         buffers, buffers, 2 * len(c.WORKSPACES), entries, records, sites, sites, records, n_operators, n_operators,

@@ -17,7 +17,6 @@ from ..pass_memory import PassMemory
 from ..stage_ends import NOTHING_CROSSES, StageEnds
 from . import array_layout as ix
 from . import columns as c
-from .alive import count_peak
 from .outline import Outline, arena_of, can_outline, outline_of
 from .rows import Columns, Rows
 
@@ -70,6 +69,8 @@ class Peaks(ByArguments):
 
     def _count(self, rows: np.ndarray, ends: StageEnds) -> int:
         """Return the most bytes that are alive at once, given the row of each site; the arena then has those of passes."""
+        from .alive import count_peak  # here, since loading compiled code takes half a second
+
         if ends not in self._outlines:
             self._outlines[ends] = self._outline(ends).numbers
         site_rows, n_buckets = self.rows, self.rows.n_buckets

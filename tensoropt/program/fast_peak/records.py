@@ -14,6 +14,7 @@ from typing import Any
 from ...sharding.resharding import BUCKET_BYTES
 from . import array_layout as ix
 from . import columns as c
+from .columns import WIDTH
 from .compilation import compiled
 from .written import (
     ACCUMULATE,
@@ -22,7 +23,6 @@ from .written import (
     RESHARD,
     RESHARD_AGAIN,
     RETURN,
-    WIDTH,
     add_value,
     append_record,
     arrive,

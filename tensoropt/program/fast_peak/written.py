@@ -35,13 +35,13 @@ what is sent back, 2 the others.
 
 The values of a gradient are (tensor, gradient) of each gradient that it takes, then (site, value) of each value.
 """
-WIDTH = 7
+
 
 @compiled
 def append_record(m: Any, kind: int, v: int, w: int, x: int, y: int, z: int) -> int:
     """Append a record; return its number."""
     number = m[ix.N_RECORDS]
-    at = m[ix.RECORDS] + WIDTH * number
+    at = m[ix.RECORDS] + c.WIDTH * number
     m[at], m[at + 1], m[at + 2], m[at + 3], m[at + 4], m[at + 5], m[at + 6] = kind, v, w, x, y, z, 0
     m[ix.N_RECORDS] += 1
     return number

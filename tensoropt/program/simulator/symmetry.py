@@ -24,8 +24,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain, combinations
 
-from networkx.utils import UnionFind  # type: ignore[import-untyped,unused-ignore]
-
 from ...profiling.hardware import Topology
 from ...reschedule.layout import Axes
 from ...reschedule.mesh import Mesh
@@ -135,6 +133,8 @@ def _colours_of_components(flows: tuple[Flow, ...], devices: list[int], links: l
 
 
 def _flow(topology: Topology, mesh: Mesh, axes: Axes, pattern: str) -> Flow:
+    from networkx.utils import UnionFind  # type: ignore[import-untyped,unused-ignore]  # here, since loading it takes .2 s
+
     groups = list(dict.fromkeys(mesh.group(axes, rank) for rank in range(mesh.n_devices)))
     loads: list[Counter[int]] = []
     latencies: list[float] = []

@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from networkx.utils import UnionFind  # type: ignore[import-untyped,unused-ignore]
-
 from ...ir.graph import PLACEHOLDER, Operator
 from ...reschedule.layout import Axes
 from ...reschedule.mesh import Mesh
@@ -37,6 +35,8 @@ class Dimension:
 
 def logical_dimensions(operators: Iterable[Operator], rules: Mapping[str, Rule]) -> tuple[Dimension, ...]:
     """Return all logical dimensions, in order of first appearance."""
+    from networkx.utils import UnionFind  # type: ignore[import-untyped,unused-ignore]  # here, since loading it takes .2 s
+
     operators = tuple(operators)
     members = [(op.name, factor) for op in operators for factor in rules[op.name].extents]
     dimensions = UnionFind(members)

@@ -19,8 +19,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from networkx.utils import UnionFind  # type: ignore[import-untyped,unused-ignore]
-
 from ...ir.graph import CONSTANT, SOURCES, VARIABLE, Graph, Operator
 from ...rules.rule import Rule
 from ...sharding.consumers import Consumer
@@ -136,7 +134,7 @@ def _join_factors(operators: tuple[Operator, ...], rules: Mapping[str, Rule]) ->
     """
     place = {op.name: index for index, op in enumerate(operators)}
     all_members = [(i, name) for i, op in enumerate(operators) for name in _names(rules[op.name])]
-    classes = UnionFind(all_members)
+    classes = {member: frozenset([member]) for member in all_members}
     producers = {tensor.name: (op, index) for op in operators for index, tensor in enumerate(op.outputs)}
     for op in operators:
         for position, tensor in op.operands:
@@ -150,8 +148,9 @@ def _join_factors(operators: tuple[Operator, ...], rules: Mapping[str, Rule]) ->
                 group = f"+{rules[op.name].linear.index((position,))}"
                 pairs += [(group, pending) for pending in _pending(rules[producer.name], index)]
             for name, match in pairs:
-                classes.union((place[op.name], name), (place[producer.name], match))
-    groups: dict[Member, list[Member]] = {}
+                joined = classes[place[op.name], name] | classes[place[producer.name], match]
+                classes.update(dict.fromkeys(joined, joined))
+    groups: dict[frozenset[Member], list[Member]] = {}
     for member in all_members:
         groups.setdefault(classes[member], []).append(member)
     contraction = next((i for i, op in enumerate(operators) if is_contraction(op, rules[op.name])), None)

@@ -8,9 +8,7 @@ running, 2 wrong use or input.
 from __future__ import annotations
 
 import argparse
-import atexit
 import errno
-import gc
 import importlib
 import os
 import re
@@ -80,7 +78,6 @@ def build_parser(chosen: str | None) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code (argparse itself exits with 2 on wrong use)."""
     open_closed_streams()
-    atexit.register(gc.freeze)  # else Python looks for garbage in all of TensorFlow at its end, for most of a second
     argv = sys.argv[1:] if argv is None else argv
     chosen = next((word for word in argv if not word.startswith("-")), None)
     arguments = build_parser(chosen).parse_args(argv if chosen == "run" else _with_negative_values(argv))
