@@ -181,6 +181,7 @@ def by_bound(candidates: Sequence[Candidate], goal: Best | Fit) -> None:
             except KeyboardInterrupt as error:
                 goal.search.interrupt(error)
         candidates_left.remove(candidate)
+        goal.search.alike.drop(candidate)  # of one that doesn't fit some stages are left
 
 
 def opened(candidates: Sequence[Candidate], goal: Best) -> Sequence[Candidate]:
