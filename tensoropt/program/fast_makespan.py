@@ -174,7 +174,7 @@ def _ends(times: Sequence[PassTimes], on_the_way: Transfers, order: StepOrder) -
     arrays = np.array(values, np.float64) if not shape else _broadcast(values, math.prod(shape))
     begins, forward, backward, late, parameters, early = arrays.reshape(6, len(times), -1)
     passes = _passes(order)
-    free, ended = np.array(of_submeshes(begins, order.submeshes, np.maximum)), np.empty(len(passes.stage))
+    free, ended = np.array(of_submeshes(list(begins), order.submeshes, np.maximum)), np.empty(len(passes.stage))
     divided = passes.is_deferring
     backward[divided] -= parameters[divided]
     late[divided] = 0.0
