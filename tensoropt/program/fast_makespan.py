@@ -171,10 +171,10 @@ def _ends(times: Sequence[PassTimes], on_the_way: Transfers, order: StepOrder) -
     kinds = ("forward", "backward", "late", "parameters", "early")
     values = [*first, *(getattr(of_stage, kind) for kind in kinds for of_stage in times)]
     shape = np.broadcast_shapes(*(np.shape(value) for value in values))
-    arrays = np.array(values, np.float64)[:, None] if not shape else _broadcast(values, math.prod(shape))
-    begins, forward, backward, late, parameters, early = (part.copy() for part in np.split(arrays, 6))
+    arrays = np.array(values, np.float64) if not shape else _broadcast(values, math.prod(shape))
+    begins, forward, backward, late, parameters, early = arrays.reshape(6, len(times), -1)
     passes = _passes(order)
-    free, ended = np.array(of_submeshes(begins, order.submeshes, np.maximum)), np.empty(len(passes.stage))
+    free, ended = np.array(of_submeshes(list(begins), order.submeshes, np.maximum)), np.empty(len(passes.stage))
     divided = passes.is_deferring
     backward[divided] -= parameters[divided]
     late[divided] = 0.0

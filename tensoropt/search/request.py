@@ -98,13 +98,11 @@ def most_micro_batches(model: Model, parallelism: int) -> list[int]:
 
     They are powers of two.
     """
-    try:
-        micro_batching = model.in_micro_batches(2).graph.micro_batching
-    except InputError:
+    if not model.takes_micro_batches(2):
         return []
+    micro_batching = model.in_micro_batches(2).graph.micro_batching
     assert micro_batching is not None
-    powers_of_two = (1 << i for i in range(1, micro_batching.batch.bit_length()))
-    divisors = [n for n in powers_of_two if micro_batching.batch % n == 0]
+    divisors = [1 << i for i in range(1, micro_batching.batch.bit_length()) if micro_batching.batch % (1 << i) == 0]
     one_each = [n for n in divisors if micro_batching.batch // n >= parallelism]
     return list(dict.fromkeys([*one_each[-1:], *divisors[-1:]]))
 

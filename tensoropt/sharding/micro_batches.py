@@ -87,6 +87,9 @@ def with_batch(graph: Graph, batch: int) -> Graph:
 @lru_cache(maxsize=16)
 def _divided(graph: Graph, n: int, n_devices: int) -> Graph | str:
     """Return what :func:`of_micro_batches` does, or why it can't be: for many models that takes as long to find."""
+    extents = (extent for op in graph.operators.values() if LOADED in op.attrs for extent in op.result.shape[:1])
+    if n_devices > 1 and all(are_shares_divided(extent, n, n_devices) for extent in extents):
+        return _divided(graph, n, 1)
     try:
         return _of_several(graph, n, n_devices)
     except InputError as error:

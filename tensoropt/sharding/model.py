@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from ..common.errors import InputError
 from ..ir.gradient_info import Backward
 from ..ir.graph import Graph
 from .micro_batches import of_micro_batches
@@ -35,3 +37,9 @@ class Model:
             InputError: the training step can't be taken in so many micro-batches.
         """
         return Model(of_micro_batches(self.graph.full_batch, n, n_devices), self.backward)
+
+    def takes_micro_batches(self, n: int) -> bool:
+        """Return whether a training step can be taken in ``n`` micro-batches."""
+        with suppress(InputError):
+            return bool(self.in_micro_batches(n))
+        return False

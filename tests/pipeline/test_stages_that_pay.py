@@ -78,13 +78,19 @@ def test_a_curve_is_the_same_with_any_number_of_workers(monkeypatch: pytest.Monk
     assert any(phase.startswith("on 2 devices, ") for phase in said)
 
 
-def test_plans_are_the_same_where_a_worker_searches_all_stages(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = find_with_stages(request(), 2, (1, 2))
+@pytest.mark.parametrize("counts", [(1, 2), None], ids=["asked for", "unasked"])
+def test_plans_are_the_same_where_a_worker_searches_all_stages(
+    counts: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = find_with_stages(request(), 2, counts)
     monkeypatch.setattr("tensoropt.search.candidates.alike_stages.WORTH_WORKERS", 1)
+    added = Calls.add
     monkeypatch.setattr(Calls, "_make", lambda *given: False)  # this process would be faster than its start
     monkeypatch.setenv("TENSOROPT_WORKERS", "2")
-    apart = find_with_stages(request(), 2, (1, 2))
-    assert [apart.plan(n).to_json() for n in range(len(apart))] == [own.plan(n).to_json() for n in range(len(own))]
+    calls = []
+    monkeypatch.setattr(Calls, "add", lambda *given: calls.append(given) or added(*given))
+    apart = find_with_stages(request(), 2, counts)
+    assert calls and [apart.plan(n).to_json() for n in range(len(apart))] == [own.plan(n).to_json() for n in range(len(own))]
 
 
 def test_a_memory_limit_holds_for_them() -> None:

@@ -4,15 +4,15 @@ Two stages are alike if their models differ in names alone (:func:`form_of`), an
 state of a node means the same in both problems, and so do points and peaks. The problem of the second stage isn't built:
 it is that of the first one with the names of its own operators.
 
-Candidates are taken one after the other, as what is found decides which are searched at all. Where stages are asked for,
-workers meanwhile search those of the candidates that come next. What they find is used where this process would search just
-that, so the answer doesn't depend on their number.
+Candidates are taken one after the other, as what is found decides which are searched at all. Where stages are asked for or
+may pay, workers meanwhile search others of the candidate and of those that come next. What they find is used where this
+process would search just that, so the answer doesn't depend on their number.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,21 +23,23 @@ from ...ft import ALGORITHMS
 from ...ir.graph import CONSTANT, Graph, Operator, Tensor
 from ...profiling.available_memory import available_memory_bytes
 from ...program.fast_peak import Peaks
+from ...program.schedule import StepOrder
 from ...rules.registry import are_own
 from ...sharding.model import Model
 from ...sharding.resharding import PathFinder
+from ...sharding.stages import StageModel
 from ..frontiers.find_frontier import NO_REMAT
 from ..frontiers.model_frontier import ModelFrontier
 from ..frontiers.point_peaks import PeakCounter
 from ..request import Request, searched
+from ..stages.memory import StageCosts
 
 _NAMES = frozenset("container shared_name name".split())
 """Attributes that name something."""
-
-
 WORTH_WORKERS = 400
 """Operators of a model from which worker processes pay, which take seconds to start."""
 IsEnough = Callable[[ModelFrontier], bool]
+Orders = Sequence[StepOrder]
 
 
 @dataclass(eq=False)
@@ -55,7 +57,8 @@ class AlikeStages:
 
     def start_workers(self, request: Request) -> None:
         """Start workers beside this process, if the stages of a request's model are worth it and can be sent."""
-        if len(request.model.graph.operators) >= WORTH_WORKERS and are_own() and can_be_sent(_silent(request)):
+        sendable = replace(request, progress=None, tell=None)
+        if len(request.model.graph.operators) >= WORTH_WORKERS and are_own() and can_be_sent(sendable):
             n = n_workers(available_memory_bytes(1)) - 1
             self.calls = Calls(n, __name__, self._report) if n else None
 
@@ -64,12 +67,16 @@ class AlikeStages:
         if self.calls is not None:
             self.calls.close()
 
-    def search_ahead(self, candidate: object, request: Request, parallelism: int, is_enough: IsEnough) -> None:
-        """Have a worker search a stage of a candidate, if none has searched or will search one like it."""
-        if self.calls is not None and request.algorithm in ALGORITHMS and _form(request, parallelism) not in self._found:
-            key = _ahead_key(request, parallelism, candidate)
+    def search_ahead(self, candidate: object, request: Request, size: int, is_enough: IsEnough, orders: Orders) -> None:
+        """Have a worker search a stage of a candidate on so many devices, if none has or will search one like it."""
+        if self.calls is not None and request.algorithm in ALGORITHMS:
+            form = _form(request, size)
+            key = _ahead_key(form, request, candidate)
+            if form in self._found:
+                return
             if key not in self._ahead:
-                arguments = _silent(request), parallelism, None if request.wants_frontier else is_enough
+                criterion = None if request.wants_frontier else is_enough
+                arguments = replace(request, progress=None, tell=None), size, criterion, orders
                 self.calls.add(key, _search_apart, arguments)
             self._ahead.setdefault(key, set()).add(candidate)
 
@@ -94,7 +101,7 @@ class AlikeStages:
             twin = _transferred(self._found[form], request, parallelism)
             if twin.note != NO_REMAT or is_enough(twin):
                 return twin
-        key = _ahead_key(request, parallelism, candidate)
+        key = _ahead_key(form, request, candidate)
         if self.calls is not None and self._ahead.pop(key, None) is not None:
             self._progress = request.progress
             frontier = _transferred(self.calls.result(key), request, parallelism)
@@ -108,17 +115,21 @@ class AlikeStages:
             self._progress(*values)
 
 
-def _silent(request: Request) -> Request:
-    return replace(request, progress=None, tell=None)
+def _search_apart(
+    request: Request, parallelism: int, is_enough: IsEnough | None, orders: Orders, report: Progress
+) -> ModelFrontier:
+    """Return the frontier of a stage, which knows its peaks in some orders of a step's passes."""
+    frontier = searched(replace(request, progress=report), parallelism, is_enough)
+    costs, model = StageCosts.of(frontier), frontier.model
+    assert isinstance(model, StageModel)
+    for order in orders:
+        costs.bytes_of(model.index, order)
+    return frontier
 
 
-def _search_apart(request: Request, parallelism: int, is_enough: IsEnough | None, report: Progress) -> ModelFrontier:
-    return searched(replace(request, progress=report), parallelism, is_enough)
-
-
-def _ahead_key(request: Request, parallelism: int, candidate: object) -> tuple[object, ...]:
+def _ahead_key(form: tuple[object, ...], request: Request, candidate: object) -> tuple[object, ...]:
     """Return what a search must be equal in to be used: how far it goes may depend on the candidate."""
-    return *_form(request, parallelism), request.budget, None if request.wants_frontier else (candidate, id(request.model))
+    return *form, request.budget, None if request.wants_frontier else (candidate, id(request.model))
 
 
 def _form(request: Request, parallelism: int) -> tuple[object, ...]:

@@ -181,18 +181,20 @@ def by_bound(candidates: Sequence[Candidate], goal: Best | Fit) -> None:
             except KeyboardInterrupt as error:
                 goal.search.interrupt(error)
         candidates_left.remove(candidate)
+        goal.search.alike.drop(candidate)  # of one that doesn't fit some stages are left
 
 
-def opened(candidates: Sequence[Candidate], goal: Best) -> list[Candidate]:
-    """Open all candidates whose cut is open, by ascending bound; workers search their stages in the order of all bounds."""
-    cuts = list(candidates)
-    while uncut := [candidate for candidate in cuts if candidate.cut is None]:
-        candidate = min(uncut, key=goal.key)
-        cuts.remove(candidate)
-        cuts += goal.opened(candidate)
-    for candidate in sorted(cuts, key=goal.key):
+def opened(candidates: Sequence[Candidate], goal: Best) -> Sequence[Candidate]:
+    """Open those in the most micro-batches, by which fewer are mostly predicted to be beaten, for workers to search."""
+    most = dict(sorted((candidate.n_stages, candidate.micro_batches) for candidate in candidates))
+    while goal.search.alike.calls is not None and (
+        uncut := [each for each in candidates if each.cut is None and each.micro_batches == most[each.n_stages]]
+    ):
+        first = min(uncut, key=goal.key)
+        candidates = [*(each for each in candidates if each is not first), *goal.opened(first)]
+    for candidate in sorted((each for each in candidates if each.cut is not None), key=goal.key):
         search_ahead(goal.search.request, candidate, goal.search.alike)
-    return cuts
+    return candidates
 
 
 @dataclass(eq=False)

@@ -251,13 +251,7 @@ def most_micro_batches(model: Model, limit: int, default: int = 1) -> int:
     Args:
         default: the number to return where no larger one is possible.
     """
-    for n in range(limit, default, -1):
-        try:
-            model.in_micro_batches(n)
-        except InputError:
-            continue
-        return n
-    return default
+    return next(filter(model.takes_micro_batches, range(limit, default, -1)), default)
 
 
 def least_memory(
@@ -275,16 +269,18 @@ def least_memory(
     """
     n, in_flight = len(needs.names), least_in_flight(len(blocks), n_micro_batches)
     places = np.arange(n + 1)
-    starts, ends = places[:, None], places[None]
     peaks, best_starts = np.where(places == 0, 0.0, np.inf), []
     for count, block in zip(in_flight, blocks, strict=True):
-        # By start (row) and end (column) of a stage.
-        n_bytes = needs.least_bytes(starts, ends, count) / block.size
-        elsewhere_counts = elsewhere(needs.names, placed, block)
-        is_trained = (needs.trained[ends] > needs.trained[starts]) & (elsewhere_counts[ends] == elsewhere_counts[starts])
-        costs = np.where(is_trained, np.maximum(n_bytes, peaks[:, None]), np.inf)
-        best_starts.append(costs.argmin(axis=0))
-        peaks = costs.min(axis=0)
+        elsewhere_counts, least, firsts = elsewhere(needs.names, placed, block), np.empty(n + 1), np.empty(n + 1, np.int64)
+        for ends in np.split(places[None], range(64, n + 1, 64), axis=1):  # arrays of all ends don't fit a core's cache
+            # By start (row), which is before the end, and end (column) of a stage.
+            starts = places[: ends[0, -1], None]
+            n_bytes = needs.least_bytes(starts, ends, count) / block.size
+            is_trained = (needs.trained[ends] > needs.trained[starts]) & (elsewhere_counts[ends] == elsewhere_counts[starts])
+            costs = np.where(is_trained, np.maximum(n_bytes, peaks[starts]), np.inf)
+            least[ends], firsts[ends] = costs.min(axis=0), costs.argmin(axis=0)
+        peaks = least
+        best_starts.append(firsts)
     if np.isinf(peaks[-1]):
         return None
     place = n

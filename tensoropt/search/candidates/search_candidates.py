@@ -27,6 +27,7 @@ from ...plan.frontier import Frontier
 from ...program.schedule import ONE_FORWARD_ONE_BACKWARD
 from ...report.sentences import time_text
 from ...sharding.model import Model
+from ..asked import must_be_tried
 from ..first_look import first_look
 from ..problem.choices import STAGES
 from ..request import Request, may_use_micro_batches, micro_batches_to_look_at, most_micro_batches
@@ -45,13 +46,14 @@ class CandidateSearch(SearchState):
 
     def search_all(self) -> CandidateSearch:
         """Search what is asked for; if that is no number of stages, also stages that nobody asked for."""
-        if self.counts is None:
-            self.search_whole()
-            self.search_unasked()
-            return self
         with closing(self.alike):
-            self.alike.start_workers(self.request)
-            if 1 in self.counts:
+            may_pay = may_take_stages(self.request, self.parallelism) and not must_be_tried(self.request)
+            if self.counts is not None or (may_pay and self._machines()):
+                self.alike.start_workers(self.request)
+            if self.counts is None:
+                self.search_whole()
+                self.search_unasked()
+            elif 1 in self.counts:
                 self.search_whole(self.in_stages(self.counts))
             else:
                 by_bound(opened(self.in_stages(self.counts), Best(self)), Best(self))
@@ -204,13 +206,5 @@ def _more_micro_batches(model: Model, first: int, n_devices: int) -> list[int]:
     """Return 2, 4, 8, ... times ``first`` micro-batches, of those in which the model can be trained."""
     micro_batching = model.in_micro_batches(first).graph.micro_batching
     assert micro_batching is not None
-    counts, n = [], 2 * first
-    while micro_batching.batch // n >= n_devices:
-        try:
-            model.in_micro_batches(n)
-        except InputError:
-            pass
-        else:
-            counts.append(n)
-        n *= 2
-    return counts
+    counts = (first << i for i in range(1, micro_batching.batch.bit_length()))
+    return [n for n in counts if micro_batching.batch // n >= n_devices and model.takes_micro_batches(n)]

@@ -33,6 +33,7 @@ def search_cut(
     cut, n, limit = candidate.cut, candidate.micro_batches, request.limit_bytes
     assert cut is not None
     stages, order = cut.stages, _orders(candidate, cut)[0]
+    search_ahead(request, candidate, alike)
     frontiers = dict[int, ModelFrontier]()
     for stage, stage_request, is_enough in _stage_searches(request, candidate):
         frontier = alike.searched(stage_request, cut.sizes[stage], is_enough, candidate)
@@ -48,10 +49,11 @@ def search_cut(
 
 
 def search_ahead(request: Request, candidate: Candidate, alike: AlikeStages) -> None:
-    """Have workers search the stages of a candidate that is cut, for :func:`search_cut` to be called later."""
+    """Have workers, if there are any, search the stages of a candidate that is cut."""
     assert candidate.cut is not None
-    for stage, stage_request, is_enough in _stage_searches(request, candidate):
-        alike.search_ahead(candidate, stage_request, candidate.cut.sizes[stage], is_enough)
+    sizes, orders = candidate.cut.sizes, _orders(candidate, candidate.cut)
+    for stage, stage_request, is_enough in _stage_searches(request, candidate) if alike.calls is not None else ():
+        alike.search_ahead(candidate, stage_request, sizes[stage], is_enough, orders)
 
 
 def _orders(candidate: Candidate, cut: Cut) -> list[StepOrder]:

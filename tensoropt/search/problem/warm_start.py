@@ -31,16 +31,8 @@ class _Meaning:
     states: np.ndarray
 
 
-@dataclass(frozen=True, eq=False)
-class _AdjacentEdge:
-    """An edge at a node.
-
-    Attributes:
-        transient: the edge's transient bytes, in the shape of its costs; None where there are none.
-    """
-
-    edge: Edge
-    transient: np.ndarray | None
+_Adjacent = tuple[Edge, np.ndarray | None]
+"""An edge at a node, and its transient bytes in the shape of its costs; None where there are none."""
 
 
 def adopted(target: StrategyProblem, source: StrategyProblem, strategies: np.ndarray) -> np.ndarray:
@@ -52,14 +44,14 @@ def adopted(target: StrategyProblem, source: StrategyProblem, strategies: np.nda
     problem = target.problem
     adopted_states = np.zeros((len(strategies), len(problem.nodes)), np.int32)
     adopted_states[:, : len(target.nodes)] = strategies[:, : len(target.nodes)]
-    edges: dict[int, list[_AdjacentEdge]] = defaultdict(list)
+    edges: dict[int, list[_Adjacent]] = defaultdict(list)
     for number, edge in enumerate(problem.edges):
-        adjacent = _AdjacentEdge(edge, _transient_bytes(target, number))
+        adjacent = edge, _transient_bytes(target, number)
         edges[edge.source].append(adjacent)
         edges[edge.target].append(adjacent)
     for meaning in _meanings(target, source, strategies):
         node = meaning.node
-        neighbours = [edge.edge.target if edge.edge.source == node else edge.edge.source for edge in edges[node]]
+        neighbours = [edge.target if edge.source == node else edge.source for edge, _ in edges[node]]
         context = np.concatenate([adopted_states[:, neighbours], meaning.of_strategy[:, None]], axis=1)
         first, member = _distinct_rows(context)
         states = [
@@ -75,8 +67,7 @@ def _distinct_rows(rows: np.ndarray) -> tuple[list[int], list[int]]:
     # There are few kinds, so that a dictionary takes less time than NumPy's ``unique``, which sorts all rows.
     keys = np.ascontiguousarray(rows).view(f"V{rows.itemsize * rows.shape[1]}").reshape(-1).tolist()
     numbers: dict[bytes, int] = {}
-    first: list[int] = []
-    kinds: list[int] = []
+    first, kinds = list[int](), list[int]()
     for row, key in enumerate(keys):
         number = numbers.setdefault(key, len(numbers))
         if number == len(first):
@@ -123,7 +114,7 @@ def _transient_bytes(problem: StrategyProblem, edge: int) -> np.ndarray | None:
     return parts[0] if len(parts) == 1 else np.sum(parts, axis=0) if parts else None
 
 
-def _cheapest(costs: Node, node: int, edges: Sequence[_AdjacentEdge], is_meant: np.ndarray, states: np.ndarray) -> int:
+def _cheapest(costs: Node, node: int, edges: Sequence[_Adjacent], is_meant: np.ndarray, states: np.ndarray) -> int:
     """Return the cheapest state of the node among those ``is_meant`` that are compatible with its neighbours.
 
     The cheapest has the least memory, then the least time, then the least transient memory. If none is compatible, the
@@ -131,7 +122,7 @@ def _cheapest(costs: Node, node: int, edges: Sequence[_AdjacentEdge], is_meant: 
     and one of them may be missing.
     """
     mem, time_ns, transient_bytes = costs.mem_bytes.copy(), costs.time_ns.copy(), np.zeros_like(costs.mem_bytes)
-    for edge, transient in ((adjacent.edge, adjacent.transient) for adjacent in edges):
+    for edge, transient in edges:
         index = (slice(None), states[edge.target]) if edge.source == node else (states[edge.source], slice(None))
         mem += edge.mem_bytes[index]
         time_ns += edge.time_ns[index]
