@@ -76,7 +76,7 @@ test: install ## all tests, those on several ranks too
 
 test-parts:
 	@# Two at a time, but for those that measure times; those that mostly wait for ranks come after those that compute.
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not alone and not deadlines" $(ALL)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 40 -m "not alone and not deadlines" $(ALL)
 	$(BIN)/python -m pytest -n $(WAITING) --dist worksteal -m deadlines $(call marked,deadlines) $(ALL)
 	$(BIN)/python -m pytest -m alone $(call marked,alone) $(ALL)
 	$(BIN)/python -m pytest --doctest-modules $(EXAMPLES)

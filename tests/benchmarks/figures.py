@@ -2,7 +2,7 @@
 
     python tests/benchmarks/figures.py [--list] [PART ...]
 
-A table of docs/ that stands under a paragraph "By `COMMAND` on MACHINE, DATE:" is the last one that COMMAND prints. Commands run in the
+A table of docs/ under a paragraph "By `COMMAND` on MACHINE, DATE:" is the last one that COMMAND prints. Commands run in the
 root of the repository with nothing else beside them; one that fails leaves its table, and the exit code is 1.
 """
 

@@ -90,7 +90,7 @@ def plain_step(model: BenchmarkModel, batch: int) -> Callable[[], float]:
     return lambda: float(compiled(tf.constant(images), tf.constant(labels)).numpy())
 
 
-def tensoropt_step(model: BenchmarkModel, batch: int, force: dict[str, dict[str, int]] | None = None) -> Callable[[], float]:
+def tensoropt_step(model: BenchmarkModel, batch: int) -> Callable[[], float]:
     """The same training step through TensorOpt's public API, on the ranks at hand."""
     import tensoropt
 
@@ -100,23 +100,6 @@ def tensoropt_step(model: BenchmarkModel, batch: int, force: dict[str, dict[str,
     y = tensoropt.placeholder(tensoropt.int64, labels.shape)
     loss = model.build(tensoropt, lambda name, shape: tensoropt.get_variable(name, shape), x, y)
     train_op = tensoropt.MomentumOptimizer(0.01, 0.9).minimize(loss)
-    plan = tensoropt.find_strategy("mini_time", force=force)
+    plan = tensoropt.find_strategy("mini_time")
     tensoropt.build_execution_graph(engine="tensorflow", plan=plan)
     return lambda: float(tensoropt.run([train_op, loss], feed_dict={x: images, y: labels})[1])
-
-
-DATA_PARALLEL = {
-    kind: {factor: 2}
-    for kind, factor in {
-        "Placeholder": "d0",
-        "Conv2D": "n",
-        "BiasAdd": "d0",
-        "AddV2": "d0",
-        "Relu": "d0",
-        "MaxPool": "n",
-        "Reshape": "r0",
-        "MatMul": "m",
-        "SparseSoftmaxCrossEntropyWithLogits": "n",
-    }.items()
-} | {"Variable": {f"d{i}": 1 for i in range(4)}}
-"""Every operator split by the batch over two devices, every parameter whole on both."""

@@ -1,15 +1,11 @@
-"""Compare the delta simulation with the full one, for single changes and whole searches on FlexFlow's six models.
+"""Compare the delta simulation with the full one, for single changes on FlexFlow's six models.
 
-    python tests/benchmarks/simulator.py [MODEL ...] [--cluster k80-16x4] [--changes 50] [--proposals 0]
+    python tests/benchmarks/simulator.py [MODEL ...] [--cluster k80-16x4] [--changes 50]
 
 Starting with data parallelism, a random operator gets a random config: all devices along one of its factors, or two. The
 change is simulated in full (Algorithm 1: the task graph is built and simulated) and by the delta simulation; both must give
 the same time, and every second change is kept. The resharding paths are looked up before either is timed. The columns are
-medians in milliseconds of processor time; *compiled* is the full simulation by the delta simulation's own compiled loop.
-
-With ``--proposals N`` there is a second table, of whole searches of N proposals that start with data parallelism (FlexFlow's
-Table 5): seconds with either simulation, with all else that a search does. Both make the same proposals and must find the
-same strategies; each finds its resharding paths itself, and has none that the other one found.
+medians in milliseconds of processor time.
 """
 
 from __future__ import annotations
@@ -18,24 +14,18 @@ import argparse
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 
 from tabulate import tabulate
 
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.ir.graph import Operator
 from tensoropt.profiling.hardware import resolve
-from tensoropt.program.simulator import DeltaSimulation, Network, StepActions, network_of, step_graph
-from tensoropt.program.simulator.actions import Chain
+from tensoropt.program.simulator import DeltaSimulation, StepActions, network_of, step_graph
 from tensoropt.program.simulator.full import simulate_tasks, task_graph
-from tensoropt.program.simulator.step_graph import StepGraph
-from tensoropt.reschedule import path
 from tensoropt.rules.rule import NONE, Config, why_unsearched
 from tensoropt.search.baselines import data_parallel
 from tensoropt.search.baselines.task import BaselineTask
-from tensoropt.search.flexflow import monte_carlo, simulated_position
-from tensoropt.search.problem.config_space import space_for
 from tensoropt.sharding.resharding import PathFinder
 from tensoropt.sharding.strategy import Strategy, StrategyView
 from tensoropt.tools.offline import record_named
@@ -84,7 +74,7 @@ def measured(name: str, cluster: str, n_changes: int) -> list[object]:
     tasks: list = []
     simulation = DeltaSimulation(graph, chains(view), network)
     rng, operators = random.Random(1), [op for op in model.graph.step_operators if op.updates is None]
-    full, compiled, delta = [], [], []
+    full, delta = [], []
     for number in range(n_changes):
         op = rng.choice(operators)
         config = random_config(view, op, rng)
@@ -93,62 +83,13 @@ def measured(name: str, cluster: str, n_changes: int) -> list[object]:
         delta.append(ms)
         ms, full_ns = timed(lambda changed=changed: in_full(changed))
         full.append(ms)
-        ms, again = timed(lambda changed=changed: DeltaSimulation(graph, chains(changed), network))
-        compiled.append(ms)
-        assert tried_ns == full_ns == again.makespan_ns, (name, op.name, str(config), tried_ns, full_ns)
+        assert tried_ns == full_ns, (name, op.name, str(config), tried_ns, full_ns)
         if number % 2:
             simulation.keep()
             view = changed
-    medians = [statistics.median(each) for each in (full, compiled, delta)]
-    ratios = [f"{statistics.median(a / b for a, b in zip(each, delta, strict=True)):.1f}" for each in (full, compiled)]
-    return [name, len(operators), len(tasks[-1]), *(f"{ms:.2f}" for ms in medians), *ratios, n_changes]
-
-
-class FullSimulation:
-    """A stand-in for DeltaSimulation that simulates in full each time."""
-
-    def __init__(self, graph: StepGraph, chains: Sequence[Chain], network: Network) -> None:
-        self.graph, self.chains, self.network = graph, list(chains), network
-        self.makespan_ns = self.try_chains({})
-
-    def try_chains(self, changed: Mapping[int, Chain]) -> int:
-        self.tried = [changed.get(node, chain) for node, chain in enumerate(self.chains)]
-        self.tried_ns = max(each.end_ns for each in simulate_tasks(task_graph(self.graph, self.tried, self.network)))
-        return self.tried_ns
-
-    def keep(self) -> None:
-        self.chains, self.makespan_ns = self.tried, self.tried_ns
-
-
-def searched(task: BaselineTask, network: Network, simulation: type, n_proposals: int) -> tuple[float, object]:
-    """Search with a simulation until it has made ``n_proposals``; return the seconds, and what was found."""
-    n_reports = 0
-
-    def count(done: int, total: int) -> None:
-        nonlocal n_reports
-        n_reports += 1
-        if n_reports > n_proposals // monte_carlo.EACH_REPORT:
-            raise KeyboardInterrupt
-
-    simulated_position.DeltaSimulation = simulation
-    path._times_of_axes.cache_clear()  # what is kept of paths goes with it
-    started = time.process_time()
-    found = monte_carlo.search(task, network, monte_carlo.SearchLimits(1e9), count)
-    return time.process_time() - started, found.candidates
-
-
-def whole(name: str, cluster: str, n_proposals: int) -> list[object]:
-    """Return a row of the second table."""
-    model, hardware = record_named(f"zoo:{name}").model, resolve(cluster)
-    mesh = hardware.mesh()
-    costing, network = costing_of(model, hardware, mesh), network_of(hardware, mesh)
-    task = BaselineTask(costing, mesh, space_for(model.graph, mesh))
-    task = replace(task, built=task.full_problem())
-    searched(task, network, DeltaSimulation, 0)  # compiles
-    delta_s, by_difference = searched(task, network, DeltaSimulation, n_proposals)
-    full_s, in_full = searched(task, network, FullSimulation, n_proposals)
-    assert by_difference == in_full, name
-    return [name, n_proposals, f"{full_s:.1f}", f"{delta_s:.1f}", f"{full_s / delta_s:.1f}"]
+    medians = [f"{statistics.median(each):.2f}" for each in (full, delta)]
+    ratio = statistics.median(a / b for a, b in zip(full, delta, strict=True))
+    return [name, len(operators), len(tasks[-1]), *medians, f"{ratio:.1f}", n_changes]
 
 
 def main() -> None:
@@ -156,15 +97,11 @@ def main() -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"default: {' '.join(MODELS)}")
     parser.add_argument("--cluster", default="k80-16x4")
     parser.add_argument("--changes", type=int, default=50)
-    parser.add_argument("--proposals", type=int, default=0)
     arguments = parser.parse_args()
     names = arguments.models or MODELS
     rows = [measured(name, arguments.cluster, arguments.changes) for name in names]
-    headers = ["model", "operators", "tasks", "full", "compiled", "delta", "full/delta", "compiled/delta", "changes"]
+    headers = ["model", "operators", "tasks", "full", "delta", "full/delta", "changes"]
     print(tabulate(rows, headers, disable_numparse=True))
-    if arguments.proposals:
-        rows = [whole(name, arguments.cluster, arguments.proposals) for name in names]
-        print(tabulate(rows, ["model", "proposals", "full s", "delta s", "full/delta"], disable_numparse=True))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,6 @@ import tensorflow as tf
 from tabulate import tabulate
 
 import tensoropt
-from tensoropt.common.progress import Display
 from tensoropt.profiling.trace import MemoryEvent, traced_step
 from tensoropt.runtime import execution
 from tensoropt.runtime.collectives.timed import TimedCommunicator
@@ -96,24 +95,12 @@ class Stages:
         took = time.perf_counter() - clock, time.process_time() - processor
         self.seconds[name] = before[0] + took[0], before[1] + took[1]
 
-    def tell_phases(self) -> None:
-        """Also record the phases that TensorOpt shows to the user."""
-        shown, stages = Display.phase, self
-
-        @contextmanager
-        def phase(display: Display, name: str) -> Iterator[None]:
-            with shown(display, name), stages.stage(PART + name):
-                yield
-
-        Display.phase = phase  # type: ignore[method-assign]
-
 
 def measured(name: str, parallel: bool) -> dict[str, Any]:
     """Start training a model; return the seconds and bytes that it took in this process."""
     keras.utils.set_random_seed(0)
     model, loss, x, y = MODELS[name]()
     optimizer, stages = keras.optimizers.Adam(1e-4), Stages()
-    stages.tell_phases()
     followed = followed_collectives()
     with stages.stage("all"):
         with stages.stage("parallelize"):
@@ -182,7 +169,6 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS), help="default %(default)s")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--cached", action="store_true", help="fill the cache by a start that isn't counted")
-    parser.add_argument("--phases", action="store_true", help="tell the phases of each start-up")
     parser.add_argument("--measure", choices=MODELS, help=argparse.SUPPRESS)
     parser.add_argument("--plain", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -208,9 +194,6 @@ def main() -> None:
             told = [both(slowest[key]) for key in ("all", "parallelize", "step 1", "step 2")]
             peak, state = (max(each[key] for each in processes) / 1e6 for key in ("peak_bytes", "state_bytes"))
             rows.append([name, title, *told, f"{peak:.1f}", f"{state:.1f}"])
-            if given.phases:
-                for key in (each for each in slowest if each.startswith(PART)):
-                    print(f"{name}, {title}, {key.removeprefix(PART)}: {both(slowest[key])}", flush=True)
     headers = ["model", "by", "to the second step, s", "parallelize", "first step", "second step", "peak, MB", "variables"]
     print(tabulate(rows, headers))
 
