@@ -3,7 +3,6 @@
 mpirun -n 2 gallery_scripts.py NAME    the script, as tensoropt run does, by a plan that splits all that can be split
 gallery_scripts.py NAME plain          the script without TensorOpt
 gallery_scripts.py                     write the table of examples/gallery/README.md
-gallery_scripts.py seconds [NAME ...]  the same, with the seconds to the second step of these, or of all unchanged ones
 
 Most scripts change nothing. A line that is changed ends in a comment: ``# added``, or ``# was:`` and the line as it would be
 without TensorOpt.
@@ -13,13 +12,9 @@ from __future__ import annotations
 
 import ast
 import functools
-import os
 import re
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import keras
@@ -70,30 +65,14 @@ def steps_shown(output: str) -> list[dict[str, float]]:
     return list(steps.values())
 
 
-def measured(name: str) -> str:
-    """Return the seconds to the end of the second step of plain Keras and of two ranks, one after the other."""
-    python, script = sys.executable, str(GALLERY / f"{name}.py")
-
-    def seconds(*command: str) -> float:
-        began, environment = time.perf_counter(), {**os.environ, "PYTHONUNBUFFERED": "1"}
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-            return min(time.perf_counter() - began for line in process.stdout or () if line.startswith("1 "))
-
-    found = f"{seconds(python, script):.1f}/{seconds(python, '-m', 'tensoropt', 'run', '-n', '2', script):.1f}"
-    print(name, found, flush=True)
-    return found
-
-
-def with_table(page: str, new: Mapping[str, str] = {}) -> str:
-    """Return the page with the table of the scripts, and the seconds that it has or that are new."""
-    seconds = {**dict(re.findall(r"^\| \[(\w+)\.py\].* (\d\S+) \|$", page, re.MULTILINE)), **new}
-    rows = ["| script | trains | lines changed | seconds to the second step: plain Keras/two ranks |", "|---|---|---|---|"]
+def with_table(page: str) -> str:
+    """Return the page with the table of the scripts."""
+    rows = ["| script | trains | lines changed |", "|---|---|---|"]
     for path in sorted(GALLERY.glob("*.py")):
         source = path.read_text()
         if path.stem != APART:
             title, n = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0], len(changed_lines(source))
-            cells = f"[{path.name}]({path.name})", title.removeprefix("Train ").rstrip("."), n, seconds.get(path.stem, "-")
-            rows.append(f"| {' | '.join(map(str, cells))} |")
+            rows.append(f"| [{path.name}]({path.name}) | {title.removeprefix('Train ').rstrip('.')} | {n} |")
     return TABLE.sub(lambda _: "\n".join(rows) + "\n", page)
 
 
@@ -119,9 +98,8 @@ def run(name: str, how: str = "") -> None:
 
 
 if __name__ == "__main__":
-    page, how = GALLERY / "README.md", sys.argv[1:2]
-    if how and how != ["seconds"]:
+    if len(sys.argv) > 1:
         run(*sys.argv[1:])
     else:
-        scripts = [each.stem for each in GALLERY.glob("*.py") if each.stem != APART and not changed_lines(each.read_text())]
-        page.write_text(with_table(page.read_text(), {name: measured(name) for name in sys.argv[2:] or scripts * len(how)}))
+        page = GALLERY / "README.md"
+        page.write_text(with_table(page.read_text()))
