@@ -121,8 +121,8 @@ def test_more_devices_are_the_fewest_on_which_it_fits(model: Model) -> None:
     needed = least(searched(request(model, hardware=larger), int(count)))
     assert int(count) > 4 and needed <= beyond and told == memory_text(needed)
     assert least(searched(request(model, hardware=named(f"v100-1x{int(count) // 2}")), int(count) // 2)) > beyond
-    by_nccl = replace(HARDWARE, run_by="nccl")  # whose buffers more devices need, too
-    assert "devices (" not in said(request(model, hardware=by_nccl), 2, beyond)
+    # More devices need NCCL's buffers, too.
+    assert "devices (" not in said(request(model, hardware=replace(HARDWARE, run_by="nccl")), 2, beyond)
 
 
 def test_devices_that_cannot_hold_their_share_of_the_parameters_are_not_searched(
