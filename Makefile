@@ -156,7 +156,7 @@ lint: install ## ruff, mypy, that packages import one way, and words
 	@! grep -rniE --include='*.py' --include='*.md' '(^|[^a-z])($(BANNED))($$|[^a-z])' $(SOURCES) || { \
 	    echo "make lint: the words above have the field's own beside them; see the Makefile" >&2; exit 1; }
 
-figures: install ## renew the tables that commands print (ONLY="one_rank spaces.md"), nothing beside: hours
+figures: install ## renew the tables that commands print (ONLY="one_rank spaces.md"): hours, with nothing beside
 	$(BIN)/python tests/benchmarks/figures.py $(ONLY)
 
 clean: ## remove the environments and what tools left

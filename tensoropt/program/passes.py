@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tabulate import tabulate
+
 FORWARD, BACKWARD, PARAMETERS = "forward", "backward", "parameters"
 """The kinds of passes of a micro-batch: the forward pass; the backward pass, which computes all gradients, or those that an
 earlier stage waits for; and the pass that computes the gradients of parameters which the backward pass has left."""
@@ -39,22 +41,20 @@ def merged(orders: Orders) -> list[Pass]:
     """Return one order of all passes: each submesh's own, and each pass after those that it needs.
 
     Raises:
-        ValueError: there is none; the message names the passes that wait for each other.
+        ValueError: there is none; the message draws the orders, with the passes that wait for each other marked.
     """
     n_stages = 1 + max((run.stage for order in orders for run in order), default=0)
-    done: set[Pass] = set()
-    passes: list[Pass] = []
-    at = [0] * len(orders)
-    while True:
-        before = len(passes)
+    passes, n_before, at = dict[Pass, None](), -1, [0] * len(orders)
+    while n_before < len(passes):
+        n_before = len(passes)
         for submesh, order in enumerate(orders):
-            while at[submesh] < len(order) and done.issuperset(needs(order[at[submesh]], n_stages)):
-                done.add(order[at[submesh]])
-                passes.append(order[at[submesh]])
+            while at[submesh] < len(order) and passes.keys() >= set(needs(order[at[submesh]], n_stages)):
+                passes[order[at[submesh]]] = None
                 at[submesh] += 1
-        if len(passes) == before:
-            break
-    waiting = [order[index] for order, index in zip(orders, at, strict=True) if index < len(order)]
-    if waiting:
-        raise ValueError(f"passes wait for each other: {', '.join(map(str, waiting))}")
-    return passes
+    if any(index < len(order) for order, index in zip(orders, at, strict=True)):
+        rows = [[f"submesh {n}", *map(str, order)] for n, order in enumerate(orders)]
+        for row, index in zip(rows, at, strict=True):
+            row[index + 1 :] = [f"[{name}]" for name in row[index + 1 : index + 2]] + row[index + 2 :]
+        grid = tabulate(rows, tablefmt="plain", disable_numparse=True)
+        raise ValueError(f"passes wait for each other, in brackets those that can't run:\n{grid}")
+    return list(passes)

@@ -165,9 +165,9 @@ class MeasuredSearch:
         if is_first or not of_plan:
             keys = {self._work_items[operator].key for operator, _ in of_plan}
             fastest = plan.frontier.fastest_without_stages(self.limit_bytes) if len(plan.stages) > 1 else None
-            unstaged = [] if fastest is None else [part_of(*fastest)]
-            baselines = [_data_parallel_part(part.frontier) for part in (*parts, *unstaged)]
-            others = self._unmeasured([*unstaged, *baselines], least_us)
+            uncut = [] if fastest is None else [part_of(*fastest)]
+            baselines = [_data_parallel_part(part.frontier) for part in (*parts, *uncut)]
+            others = self._unmeasured([*uncut, *baselines], least_us)
             of_plan += [pair for pair in others if self._work_items[pair[0]].key not in keys]
         return of_plan or self._unmeasured(parts_of_points(plan.frontier), least_us)
 

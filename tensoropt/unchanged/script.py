@@ -48,8 +48,9 @@ def main(arguments: Sequence[str]) -> None:
             raise InputError(OF_NO_MODEL.format(size=processes.size))
         tell_of_files()
     except SystemExit as exit_error:
-        is_led = any(frame.f_code.co_name == "lead" for frame, _ in walk_tb(exit_error.__traceback__))
-        if not exit_error.code and not is_led:  # else the other ranks wait for rank 0, in a callback
+        modules = (str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(exit_error.__traceback__))
+        is_led = any(name.startswith("tensoropt.trainer") for name in modules)
+        if not exit_error.code and not is_led:  # else the other ranks wait for rank 0, in a callback or a generator
             tell_of_files()
         sys.exit(exit_error.code)  # which tells the other ranks
     except BaseException as error:

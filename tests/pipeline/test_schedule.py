@@ -302,7 +302,7 @@ def test_more_in_flight_are_tried_up_to_all(n_stages: int, n: int) -> None:
 
 def test_passes_that_wait_for_each_other_are_named() -> None:
     (first, second) = order_of("1f1b", 2, [2, 1]).orders
-    with pytest.raises(ValueError, match="B0 of stage 0, F1 of stage 1"):
+    with pytest.raises(ValueError, match=r"\[B0 of stage 0\](.*\n)+.*\[F1 of stage 1\]"):
         merged(((first[0], *first[2:], first[1]), (second[0], second[2], second[1], second[3])))
 
 

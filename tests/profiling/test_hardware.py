@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+from pathlib import Path
 
 import pytest
 
@@ -275,6 +276,7 @@ def test_a_name_or_a_path_is_resolved(tmp_path, monkeypatch):
     assert resolve("mine.json") == resolve("v100-2x8") == hardware
     with pytest.raises(HardwareError, match=r"other\.json: cannot be read"):
         resolve("other.json")
+    assert resolve(Path(__file__).parents[2] / "docs/how-to/v100-2x8-price.json").price_per_hour == 3.06
 
 
 def test_meshes_are_devices_of_one_machine_or_whole_machines():

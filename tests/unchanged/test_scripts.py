@@ -200,14 +200,15 @@ def test_files_that_each_rank_writes_are_named(tmp_path: Path, monkeypatch: pyte
     assert "each rank has written 'a.txt' (test_scripts.py:" in said[0]
 
 
-@pytest.mark.parametrize("code", [None, 0, 3])
-def test_they_are_named_at_an_exit_without_an_error(code: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    tell, run_script = MagicMock(), MagicMock(side_effect=SystemExit(code))
-    for name, stand_in in (("start", MagicMock()), ("noting_files", lambda _: tell), ("_run", run_script)):
+@pytest.mark.parametrize(("code", "module"), [(None, "train"), (0, "train"), (3, "train"), (0, "tensoropt.trainer.fit")])
+def test_they_are_named_at_an_exit_without_an_error(code: int | None, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tell, ending = MagicMock(), {"__name__": module, "code": code}
+    exec("def run_script(*_): raise SystemExit(code)", ending)
+    for name, stand_in in (("start", MagicMock()), ("noting_files", lambda _: tell), ("_run", ending["run_script"])):
         monkeypatch.setattr(script, name, stand_in)
     with pytest.raises(SystemExit):
         script.main(["{}", "train.py"])
-    assert tell.called == (not code)
+    assert tell.called == (not code and module == "train")
 
 
 def test_streams_are_shared(capsys: pytest.CaptureFixture[str]) -> None:

@@ -118,7 +118,7 @@ class AlikeStages:
 def _search_apart(
     request: Request, parallelism: int, is_enough: IsEnough | None, orders: Orders, report: Progress
 ) -> ModelFrontier:
-    """Return the frontier of a stage, which knows its peaks in some orders of a step's passes."""
+    """Return the frontier of a stage, with its peaks counted in some orders of a step's passes."""
     frontier = searched(replace(request, progress=report), parallelism, is_enough)
     costs, model = StageCosts.of(frontier), frontier.model
     assert isinstance(model, StageModel)

@@ -185,7 +185,7 @@ def by_bound(candidates: Sequence[Candidate], goal: Best | Fit) -> None:
 
 
 def opened(candidates: Sequence[Candidate], goal: Best) -> Sequence[Candidate]:
-    """Open those in the most micro-batches, by which fewer are mostly predicted to be beaten, for workers to search."""
+    """Have workers, if there are any, search the cuts in the most micro-batches, which mostly beat those in fewer."""
     most = dict(sorted((candidate.n_stages, candidate.micro_batches) for candidate in candidates))
     while goal.search.alike.calls is not None and (
         uncut := [each for each in candidates if each.cut is None and each.micro_batches == most[each.n_stages]]

@@ -49,8 +49,8 @@ def agree(text: str) -> None:
 
 
 def check_paths(backend: GraphBackend, cases: list[tuple[Path, list[np.ndarray]]], reduction: str = "sum") -> None:
-    """All in one graph; ``cases`` are paths with the pieces of all ranks. Of many each third will do, but for ``all``."""
-    cases, emitter = cases[:: 3 if len(cases) > 30 and "all" not in sys.argv else 1], backend.emitter()
+    """All in one graph; ``cases`` are paths with the pieces of all ranks. Of many each fourth will do, but for ``all``."""
+    cases, emitter = cases[:: 4 if len(cases) > 30 and "all" not in sys.argv else 1], backend.emitter()
 
     def body(*shards: tf.Tensor) -> list[tf.Tensor]:
         given = zip(cases, shards, strict=True)
