@@ -109,7 +109,6 @@ def losses(output: str) -> list[float]:
     return [float(loss) for loss in LOSS.findall(output)]
 
 
-@pytest.mark.large
 def test_readme_trains_on_two_ranks_as_on_one(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(blocks(ROOT / "README.md")[0])
     plain, ranks = said(tmp_path, "train.py"), said(tmp_path, *RUN, "train.py")
@@ -146,7 +145,7 @@ def test_from_a_keras_script_to_two_ranks_and_three(tmp_path: Path) -> None:
 @pytest.mark.large
 def test_from_a_keras_script_to_a_memory_limit_and_a_failure(tmp_path: Path) -> None:
     follow_first_tutorial(tmp_path)
-    assert re.search(r"micro-batches, [12]\.\d+ MB per device", said(tmp_path, *RUN, "limited.py"))
+    assert re.search(r"micro-batches, ([12]\.\d+|3) MB per device", said(tmp_path, *RUN, "limited.py"))
     assert "tensoropt: rank 1: ValueError: not today (at fails.py:" in said(tmp_path, *RUN, "fails.py", code=1)
 
 
