@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -31,9 +31,9 @@ def copied_input() -> Iterator[dict[str, str]]:
         path.touch()
 
         def copy() -> None:
-            with open(path, "wb", buffering=0) as file, open(0, "rb", buffering=0, closefd=False) as source:
+            with suppress(FileNotFoundError), path.open("wb", 0) as file, open(0, "rb", 0, closefd=False) as source:
                 shutil.copyfileobj(source, file)
-            Path(f"{path}{_END}").touch()
+                Path(f"{path}{_END}").touch()  # the folder may be gone by now
 
         threading.Thread(target=copy, daemon=True).start()
         yield {COPY_AT: str(path)}

@@ -109,7 +109,7 @@ def test_make_says_what_to_install_without_python(checkout):
 def test_make_alone_lists_the_targets(checkout):
     result = run_command(["make"], timeout=60, cwd=checkout)
     assert result.returncode == 0
-    for target in ("install", "demo", "test", "lint", "bench", "clean"):
+    for target in ("install", "demo", "test", "lint", "figures", "clean"):
         assert f"make {target} " in result.stdout
 
 

@@ -120,8 +120,7 @@ class CandidateSearch(SearchState):
 
     def _machines(self) -> list[int]:
         """Return the numbers of stages that may pay: two, and that of machines; none on a single machine."""
-        levels = self.request.hardware.mesh(self.parallelism).levels
-        machines = levels[0].count if len(levels) > 1 else 1
+        machines = self.parallelism // self.request.hardware.levels[-1].count
         return sorted({2, machines}) if machines > 1 else []
 
     def _may_help(self) -> bool:
