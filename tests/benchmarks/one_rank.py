@@ -33,7 +33,7 @@ def steps_of(name: str, batch: int) -> tuple[Callable[[], float], Callable[[], f
     processes = prepared_processes()
     hardware = hardware_here(processes)
     plan = mini_time(Request(recorded.model, hardware, None, assumed=assumptions(hardware, recorded.model)), 1)
-    plain = versus_horovod.plain_step(name, recorded, processes, lambda gradient: gradient)
+    plain = versus_horovod.plain_step(function, sizes, recorded, processes)
     return versus_horovod.tensoropt_step(plan, recorded, processes), plain
 
 
