@@ -2,7 +2,7 @@
 
 # Each module registers the rules of a family of operator types.
 from . import (  # noqa: F401
-    control_flow,
+    composition,
     convolution,
     elementwise,
     indexing,
@@ -13,7 +13,5 @@ from . import (  # noqa: F401
     reduction,
     resizing,
     scattering,
-    searching,
     shape,
-    softmax,
 )

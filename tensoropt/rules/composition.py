@@ -21,15 +21,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ..ir.body import BODY, FORM, LOOP, Body, GradientForm, LoopForm
+from ..ir.body import BODY, COMPOSITES, FORM, LOOP, VALUE_SHAPED, Body, GradientForm, LoopForm
 from ..ir.graph import Operator, Tensor
 from ..reschedule.layout import Axes, Layout
-from .registry import rule_of
-from .rule import NONE, Config, Dims, Interface, Rule, interface_of
+from .registry import op_rule, rule_of
+from .rule import NONE, Config, Dims, Interface, Rule, interface_of, make_rule
 
 SPLIT, WHOLE, PARTIAL = "split", "whole", "partial"
 Node = tuple[str, Any, Any]
@@ -304,3 +304,19 @@ class SplitTrial:
 def _has_factor(dims: Dims | None, name: str) -> bool:
     """Return whether some dimension has a factor."""
     return dims is not None and any(name in names for names in dims)
+
+
+@op_rule(*COMPOSITES)
+def composite(op: Operator) -> Rule | str:
+    composition = Composition(op)
+    if composition.without:
+        return composition.without
+    operands = tuple(composition.dims("operand", i, len(tensor.shape)) for i, tensor in op.operands)
+    results = tuple(composition.dims("result", j, len(tensor.shape)) for j, tensor in enumerate(op.outputs))
+    rule = make_rule(op, operands, results, composition.extents)
+    return replace(rule, even=rule.even | composition.even)
+
+
+@op_rule(VALUE_SHAPED)
+def value_shaped(op: Operator) -> str:
+    return "values decide its shapes or its branch"

@@ -1,4 +1,4 @@
-"""Rules of operators that work along some dimensions and leave the others alone, or that fill tensors."""
+"""Rules of operators that work along some dimensions and leave the others alone, as searching does, or that fill tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from ..ir.graph import Operator
 from .elementwise import FIRST
 from .registry import op_rule
-from .rule import Dims, Rule, make_rule, own_dims
+from .rule import Dims, Rule, make_rule, own_dims, pattern_rule
 
 
 def all_but(op: Operator, unsplit: Collection[int], linear: tuple[tuple[int, ...], ...] = FIRST) -> Rule:
@@ -80,3 +80,26 @@ def between_space_and_batch(op: Operator) -> Rule:
 @op_rule("ExtractImagePatches")
 def patches(op: Operator) -> Rule:
     return make_rule(op, ((("n",), (), (), ()),), ((("n",), (), (), ()),), linear=FIRST)
+
+
+@op_rule("TopKV2", static=(1,))
+def top_k(op: Operator) -> Rule:
+    rows = own_dims(len(op.operand(0).shape) - 1)
+    return make_rule(op, ((*rows, ("c",)), None), ((*rows, ()), (*rows, ())), fixed={"c"}, flops_per_point=5.0)
+
+
+@op_rule("InTopKV2", static=(2,))
+def in_top_k(op: Operator) -> Rule:
+    return pattern_rule(op, "n c, n -> n", fixed={"c"})
+
+
+@op_rule("LowerBound", "UpperBound")
+def search_sorted(op: Operator) -> Rule:
+    return pattern_rule(op, "n sorted, n v -> n v", fixed={"sorted"})
+
+
+@op_rule("ReverseSequence")
+def reverse_sequence(op: Operator) -> Rule:
+    rank = len(op.result.shape)
+    dims = own_dims(rank, [op.attrs["seq_dim"] % rank])
+    return make_rule(op, (dims, (dims[op.attrs["batch_dim"] % rank],)), (dims,), linear=((0,),))

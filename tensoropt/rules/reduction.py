@@ -1,4 +1,7 @@
-"""Rules of reductions. A sum over a split dimension is partial; a maximum over one needs collectives inside the operator."""
+"""Rules of reductions, softmax and the cross-entropies.
+
+A sum over a split dimension is partial; a maximum over one needs collectives inside the operator, and so does a softmax.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import numpy as np
 from ..ir.graph import Operator
 from .elementwise import FIRST
 from .registry import op_rule
-from .rule import Dims, Rule, make_rule, own_dims
+from .rule import Dims, Rule, make_rule, own_dims, pattern_rule
 
 
 def reduced_dimensions(op: Operator) -> tuple[int, ...]:
@@ -61,3 +64,22 @@ def cumulative(op: Operator) -> Rule:
     rank = len(op.result.shape)
     dims, fixed = own_dims(rank), {f"d{int(op.statics[1]) % rank}"}
     return make_rule(op, (dims, None), (dims,), fixed=fixed, linear=FIRST if op.type == "Cumsum" else ())
+
+
+@op_rule("Softmax", "LogSoftmax")
+def softmax(op: Operator) -> Rule:
+    dims = (*own_dims(len(op.result.shape) - 1), ("c",))
+    return make_rule(op, (dims,), (dims,), inner={"c"}, flops_per_point=5.0)
+
+
+@op_rule("SoftmaxCrossEntropyWithLogits")
+def cross_entropy(op: Operator) -> Rule | str:
+    logits, labels = (tensor for _, tensor in op.operands)
+    if logits.shape != labels.shape:
+        return f"logits {list(logits.shape)} and labels {list(labels.shape)} are broadcast"
+    return pattern_rule(op, "n c, n c -> n, n c", inner={"c"}, flops_per_point=8.0)
+
+
+@op_rule("SparseSoftmaxCrossEntropyWithLogits")
+def sparse_cross_entropy(op: Operator) -> Rule:
+    return pattern_rule(op, "n c, n -> n, n c", inner={"c"}, flops_per_point=8.0)

@@ -71,9 +71,6 @@ def rule_in_micro_batches(op: Operator, n_micro_batches: int, n_devices: int) ->
 
     A batch of which each rank loads its share needn't be spread over all ranks if these shares can't be divided into
     micro-batches: it is then gathered first.
-
-    Args:
-        n_micro_batches: the number of micro-batches.
     """
     rule = rule_of(op)
     if not rule.spread or are_shares_divided(op.result.shape[0], n_micro_batches, n_devices):

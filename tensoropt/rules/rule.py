@@ -68,7 +68,7 @@ class Rule:
     spread: str = ""
     flops_per_point: float = 1.0
     points: Callable[[tuple[int, ...]], int] = math.prod
-    without: str = field(default="")
+    without: str = ""
 
     @cached_property
     def splittable(self) -> tuple[str, ...]:

@@ -7,22 +7,16 @@ from .registry import op_rule
 from .rule import Dims, Rule, make_rule
 
 
-def _index_dims(op: Operator, position: int) -> tuple[Dims, int]:
-    """Return the factors of all dimensions of the indices but the last, and the extent of the last."""
-    indices = op.operand(position)
-    return tuple((f"i{k}",) for k in range(len(indices.shape) - 1)), indices.shape[-1]
-
-
-def _result_dims(op: Operator, depth: int) -> tuple[Dims, Dims]:
-    """Return the factors of the result: of the ``depth`` leading dimensions, which are indexed, and of the others."""
-    places = tuple((f"p{k}",) for k in range(depth))
-    return places, tuple((f"d{k}",) for k in range(depth, len(op.result.shape)))
+def _dims(op: Operator, position: int) -> tuple[Dims, Dims, Dims]:
+    """Return the factors of all dimensions of the indices but the last, and of the result's that are indexed, and aren't."""
+    *rows, depth = op.operand(position).shape
+    rest = tuple((f"d{k}",) for k in range(depth, len(op.result.shape)))
+    return tuple((f"i{k}",) for k in range(len(rows))), tuple((f"p{k}",) for k in range(depth)), rest
 
 
 @op_rule("ScatterNd", static=(2,))
 def scatter_nd(op: Operator) -> Rule:
-    rows, depth = _index_dims(op, 0)
-    places, rest = _result_dims(op, depth)
+    rows, places, rest = _dims(op, 0)
     fixed = () if op.result.is_float else {name for (name,) in rows}
     operands = ((*rows, ()), (*rows, *rest), None)
     positional = {name for (name,) in places}
@@ -32,8 +26,7 @@ def scatter_nd(op: Operator) -> Rule:
 @op_rule(*(f"TensorScatter{kind}" for kind in ("Add", "Max", "Min", "Sub", "Update")))
 def onto_tensor(op: Operator) -> Rule:
     """Return the rule of combining rows with a tensor; the indexed dimensions can be split if rows are added."""
-    rows, depth = _index_dims(op, 1)
-    places, rest = _result_dims(op, depth)
+    rows, places, rest = _dims(op, 1)
     # If rows were split, each device's sum of them would have to be added to just one summand of the tensor.
     positional = {name for (name,) in places}
     fixed = {name for (name,) in rows} | (set() if op.type.endswith(("Add", "Sub")) else positional)

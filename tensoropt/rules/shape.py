@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from ..ir.graph import Operator, Tensor
+from ..ir.graph import Operator
 from ..reschedule.layout import Shape
 from .elementwise import FIRST, broadcast_dims
 from .rearranging import all_but
@@ -119,59 +119,34 @@ def slice_(op: Operator) -> Rule:
     return all_but(op, [i for i, (before, after) in enumerate(extents) if before != after])
 
 
-def strided_dimensions(op: Operator, operand: Tensor) -> list[tuple[int | None, int | None]]:
-    """Return how a StridedSlice maps dimensions: pairs (operand's, result's); None where one has no counterpart."""
-    begin, masks = op.statics[1], op.attrs
-    n_new = sum(1 for i in range(len(begin)) if masks["new_axis_mask"] >> i & 1)
-    has_ellipsis = bool(masks["ellipsis_mask"])
-    n_named = len(begin) - n_new - has_ellipsis
-    pairs: list[tuple[int | None, int | None]] = []
-    source = target = 0
+def _strided_entries(op: Operator) -> list[tuple[bool, bool, int]]:
+    """Return for each entry of a StridedSlice whether it reads a dimension, whether it makes one, and its stride.
 
-    def keep() -> None:
-        nonlocal source, target
-        pairs.append((source, target))
-        source, target = source + 1, target + 1
-
-    for i in range(len(begin)):
-        if masks["ellipsis_mask"] >> i & 1:
-            for _ in range(len(operand.shape) - n_named):
-                keep()
-        elif masks["new_axis_mask"] >> i & 1:
-            pairs.append((None, target))
-            target += 1
-        elif masks["shrink_axis_mask"] >> i & 1:
-            pairs.append((source, None))
-            source += 1
+    An ellipsis is as many entries as it stands for, and dimensions without an entry have one at the end.
+    """
+    rank, strides, masks = len(op.operand(0).shape), op.statics[3], op.attrs
+    new, ellipsis, shrunk = (
+        [bool(masks[name] >> i & 1) for i in range(len(strides))]
+        for name in ("new_axis_mask", "ellipsis_mask", "shrink_axis_mask")
+    )
+    entries: list[tuple[bool, bool, int]] = []
+    for i, stride in enumerate(strides):
+        if ellipsis[i]:
+            n_named = len(strides) - sum(new) - 1
+            entries += [(True, True, 1)] * (rank - n_named)
         else:
-            keep()
-    while source < len(operand.shape):
-        keep()
-    return pairs
+            entries.append((not new[i], new[i] or not shrunk[i], stride))
+    return entries + [(True, True, 1)] * (rank - sum(reads for reads, _, _ in entries))
 
 
 @op_rule("StridedSlice", static=(1, 2, 3))
 def strided_slice(op: Operator) -> Rule:
-    operand = op.operand(0)
+    operand, i, j = op.operand(0), 0, 0
     source: list[tuple[str, ...]] = [()] * len(operand.shape)
     target: list[tuple[str, ...]] = [()] * len(op.result.shape)
-    for number, (i, j) in enumerate(strided_dimensions(op, operand)):
+    for number, (reads, makes, stride) in enumerate(_strided_entries(op)):
         # A dimension that is kept whole but read backwards has other blocks in the result, so it can't be split.
-        if i is not None and j is not None and operand.shape[i] == op.result.shape[j] and not _reverses(op, operand, i):
+        if reads and makes and operand.shape[i] == op.result.shape[j] and stride > 0:
             source[i] = target[j] = (f"d{number}",)
+        i, j = i + reads, j + makes
     return make_rule(op, (tuple(source), None, None, None), (tuple(target),), linear=FIRST)
-
-
-def _reverses(op: Operator, operand: Tensor, dimension: int) -> bool:
-    """Return whether a dimension of the operand is read with a negative stride."""
-    begin, strides, masks = op.statics[1], op.statics[3], op.attrs
-    source = 0
-    n_new = sum(1 for i in range(len(begin)) if masks["new_axis_mask"] >> i & 1)
-    for i in range(len(begin)):
-        if masks["ellipsis_mask"] >> i & 1:
-            source += len(operand.shape) - (len(begin) - n_new - 1)
-        elif not masks["new_axis_mask"] >> i & 1:
-            if source == dimension:
-                return bool(strides[i] < 0)
-            source += 1
-    return False

@@ -15,12 +15,8 @@ def _convolved(x: tf.Tensor, kernel: int, width: int, name: str, stride: int = 1
         return tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, filters, stride, padding), zeros("bias", width)))
 
 
-def _flat(x: tf.Tensor) -> tf.Tensor:
-    return tf.reshape(x, [x.shape[0], x.shape[1] * x.shape[2] * x.shape[3]])
-
-
 def _classified(x: tf.Tensor, hidden: Sequence[int], classes: int, labels: tf.Tensor) -> tf.Tensor:
-    x = _flat(x)
+    x = tf.reshape(x, [x.shape[0], x.shape[1] * x.shape[2] * x.shape[3]])
     for number, width in enumerate(hidden, 1):
         x = tf.nn.relu(dense(x, width, f"dense_{number}"))
     return mean_loss(dense(x, classes, "logits"), labels)

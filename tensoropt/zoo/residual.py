@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from .layers import dense, images, mean_loss, model, v1
-from .normalised import batch_norm, convolution, normalised_convolution
+from .layers import batch_norm, convolution, dense, images, mean_loss, model, normalised_convolution, v1
 
 
 @model
