@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from ..reschedule.communicator import Communicator
-from ..reschedule.layout import Axes, Layout, axes_text, block_bounds
+from ..reschedule.layout import Axes, Layout, block_bounds
 from ..reschedule.mesh import Mesh
 from ..reschedule.rank_steps import rank_step
 from ..reschedule.steps import Move, State, Step, make_step
@@ -129,13 +129,6 @@ class CollectiveTables:
         """Measure one collective again as for a table, at each of some sizes, and return the microseconds by size."""
         times = _Measuring(self.engine, self.mesh, self.process, kind, axes).times(sizes, budget_s)
         return {size: 1e6 * float(np.median(of_size)) + self._beside_us(kind) for size, of_size in times.items()}
-
-    def measured(self, budget_s: float) -> Tables:
-        """Measure all tables, and return them by kind and axes."""
-        tables: dict[str, dict[str, CollectiveTable]] = {}
-        for kind, axes, table in self.each(budget_s):
-            tables.setdefault(kind, {})[axes_text(axes)] = table
-        return tables
 
 
 def quartiles_apart(tables: Tables) -> float:

@@ -53,7 +53,8 @@ import numpy.typing as npt
 from ..reschedule.mesh import Mesh
 from ..reschedule.orders import Ints
 from .hardware import COMMUNICATING_KINDS, CollectiveTable, Hardware, OperatorRate
-from .operator_model import BACKWARD, FEWEST_TO_FIT, WAYS, Key, amounts, fitted, key_of, samples_of, scaled
+from .hardware.rates import BACKWARD, WAYS
+from .operator_model import FEWEST_TO_FIT, Key, amounts, fitted, key_of, samples_of, scaled
 from .work import Measured, WorkItem
 
 Floats = npt.NDArray[np.float64]
@@ -101,8 +102,7 @@ class MeasuredCurve:
         return n_bytes / (x0 / t0 + (x1 / t1 - x0 / t0) * part)
 
     def _time_below(self, n_bytes: int) -> float:
-        """Return the time below the first size: on the line through the first two sizes, but at least in proportion to
-        the bytes.
+        """Return the time below the first size: on the line through the first two, but at least in proportion to the bytes.
 
         The proportion keeps the time above zero.
         """
@@ -158,7 +158,7 @@ class CollectiveCosts:
         self.hardware = hardware
         self.mesh = mesh
         self._curves = {key: MeasuredCurve.of(table) for key, table in hardware.measured_on(mesh).items()}
-        self._line = lru_cache(maxsize=None)(self._modelled)
+        self._line = lru_cache(maxsize=None)(partial(modelled, hardware, mesh))
         self._lines = lru_cache(maxsize=16)(self._lines_of)
         self._remembered = lru_cache(maxsize=_REMEMBERED)(self._time_ns)
 
@@ -226,9 +226,6 @@ class CollectiveCosts:
         text = self.hardware.provenance.get(field, "source not given")
         return f"{'measured' if measured else 'modelled'}: {text}"
 
-    def _modelled(self, kind: str, axes: tuple[int, ...]) -> LatencyLine:
-        return modelled(self.hardware, self.mesh, kind, axes)
-
     def _time_ns(self, kind: str, axes: tuple[int, ...], n_bytes: int) -> int:
         if kind not in KINDS:
             raise ValueError(f"unknown kind of collective: got {kind!r}, expected one of {', '.join(KINDS)}")
@@ -267,7 +264,7 @@ class OperatorCosts:
 
     Args:
         measured: the measured operators by the key of their work.
-        is_cautious: see :class:`.work.Known`.
+        is_cautious: see :class:`.work.MeasuredOperators`.
         speed: how fast the slowest device that takes part computes, over the rates of the hardware's device.
     """
 
@@ -278,7 +275,7 @@ class OperatorCosts:
         is_cautious: bool = False,
         speed: float = 1.0,
     ) -> None:
-        self.hardware, self._ns_per_us = hardware, 1e3 / speed
+        self.hardware, self._speed, self._ns_per_us = hardware, speed, 1e3 / speed
         self.measured: Mapping[str, Measured] = measured or {}
         self.is_cautious = is_cautious
         self._margin = lru_cache(maxsize=None)(self._margin_of)
@@ -288,7 +285,7 @@ class OperatorCosts:
         self._model = lru_cache(maxsize=None)(self._fitted)
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return OperatorCosts, (self.hardware, self.measured, self.is_cautious, self._ns_per_us and 1e3 / self._ns_per_us)
+        return OperatorCosts, (self.hardware, self.measured, self.is_cautious, self._speed)
 
     @property
     def needs_keys(self) -> bool:

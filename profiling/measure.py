@@ -1,13 +1,9 @@
 """Measure this machine: how fast a device computes, and the time of each collective over each device partition.
 
-TensorOpt, section 3.2: every kind of collective is measured over every device partition (every set of axes, all groups
-at once, so that contention is included) at sizes 2^i. More ranks than cores are normal, so compute is measured on all
-ranks at once too. Of each quantity a rank takes the lower quartile of its repeats (other work on the machine only ever
-adds time, and on a busy machine to most repeats), and the slowest rank counts.
-
-All ranks must make the same calls in the same order, so nothing that steers the measurement may come from a rank's own
-clock: the quantities measured, the number of repeats, and the end follow from times that were first agreed on
-(:class:`MeasuringRanks`), the largest over all ranks. An agreement is a barrier too.
+More ranks than cores are normal, so compute is measured on all ranks at once, as collectives are
+(:mod:`.collective_tables`). Of each quantity a rank takes the lower quartile of its repeats (other work on the machine only
+ever adds time, and on a busy machine to most repeats), and the slowest rank counts. All ranks make the same calls in the
+same order (:mod:`.measuring_ranks`).
 
 The budget is a request, not a limit: half is for compute, half for collectives, and each half is divided into equal
 shares. Each part makes its fewest repeats however long they take. Sizes whose predicted time passes the share are left
@@ -153,11 +149,12 @@ def _measure_device(
     share_s = budget_s / DEVICE_PARTS
     flops = 2 * engine.gemm_extent**3
     rates = {dtype: flops / ranks.typical_s(engine.gemm(dtype), share_s) for dtype in ("float32", "float64")}
-    bytes_per_s = 2 * STREAM_BYTES / ranks.typical_s(engine.stream(), share_s)
+    stream = engine.stream()
+    bytes_per_s = 2 * STREAM_BYTES / ranks.typical_s(stream, share_s)
     overhead_us = _overhead_us(engine.operators(), ranks)
     own = engine.device_memory_bytes()
     # Measured on GPUs too, since all ranks must make the same calls; but NumPy's copies aren't a GPU's.
-    copied_s = ranks.repeated(share_s, _streams(engine), _copying())
+    copied_s = ranks.repeated(share_s, lambda: [stream() for _ in range(STREAMS)], _copying())
     copied_per_s = 4 * COPIED[0] * COPIED[1] / copied_s if own is None else 0.0
     memory_bytes = own if own is not None else available_memory_bytes(process.local_ranks)
     device = Device(
@@ -200,11 +197,6 @@ def _exposed_share(
         engine, all_reduce, lambda size: curve.time_ns(size) / 1e9,
         2 * engine.gemm_extent**3 / device.flops_per_s["float32"], ranks.largest, budget_s,
     )  # fmt: skip
-
-
-def _streams(engine: TensorFlowEngine) -> Action:
-    stream = engine.stream()
-    return lambda: [stream() for _ in range(STREAMS)]
 
 
 def _copying() -> Action:

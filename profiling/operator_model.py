@@ -21,12 +21,9 @@ import numpy as np
 
 from .hardware import OperatorRate, Rates
 from .hardware.frozen import freeze
-from .hardware.rates import NO_RATES
-from .operator_classes import class_of
+from .hardware.rates import BACKWARD, FORWARD, NO_RATES, class_of
 from .work import Measured, WorkItem
 
-FORWARD, BACKWARD = "forward", "backward"
-WAYS = (FORWARD, BACKWARD)
 FEWEST_TO_FIT = 6
 
 Key = tuple[str, str, str]

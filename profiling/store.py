@@ -14,12 +14,13 @@ import os
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ..common.errors import cut
 from .work import Measured, WorkItem
 
+CACHE, OFF = "TENSOROPT_CACHE", "off"
 VERSION = 4
 FILE = "operators.sqlite"
 PATIENCE_S = 5.0
@@ -52,6 +53,18 @@ Say = Callable[[str], None]
 
 def say_on_stderr(sentence: str) -> None:
     print(f"tensoropt: {sentence}", file=sys.stderr, flush=True)
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the folder that keeps measurements between runs; None if ``TENSOROPT_CACHE=off`` keeps and looks up nothing.
+
+    It is ``$TENSOROPT_CACHE``, else ``tensoropt`` in the user's folder of caches, and may not exist yet.
+    """
+    value = environ.get(CACHE)
+    if value:
+        return None if value == OFF else Path(value).expanduser()
+    caches = environ.get("XDG_CACHE_HOME")
+    return (Path(caches) if caches else Path("~/.cache").expanduser()) / "tensoropt"
 
 
 class Store:

@@ -15,7 +15,7 @@ how long their launches took. Of the allocators the GPU's counts.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -140,7 +140,8 @@ def read_trace(content: bytes, other_memory: Iterable[MemoryEvent] = ()) -> Step
                 if name in (_ALLOCATION, _DEALLOCATION):
                     stats = dict(_stats(plane, event))
                     of_gpu = str(stats.get("allocator_name", "")).startswith(_GPU_ALLOCATORS)
-                    memory[of_gpu].append(_memory_event(stats, time_ps, name == _ALLOCATION))
+                    n_bytes = int(stats["requested_bytes"]) * (1 if name == _ALLOCATION else -1)
+                    memory[of_gpu].append(MemoryEvent(time_ps, int(stats["addr"]), n_bytes))
                     continue
                 if is_device:
                     name = str(dict(_stats(plane, event)).get("tf_op", ""))
@@ -158,11 +159,6 @@ def _is_operator(name: str) -> bool:
     """Return whether an event is an operator's: those are called ``name:Type``, the runtime's own have ``::`` or a space."""
     operator, _, kind = name.rpartition(":")
     return bool(operator) and kind.isidentifier() and "::" not in name and " " not in name
-
-
-def _memory_event(stats: Mapping[str, Any], time_ps: int, is_allocation: bool) -> MemoryEvent:
-    n_bytes = int(stats["requested_bytes"])
-    return MemoryEvent(time_ps, int(stats["addr"]), n_bytes if is_allocation else -n_bytes)
 
 
 def _stats(plane: Any, record: Any) -> Iterator[tuple[str, Any]]:

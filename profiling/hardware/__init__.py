@@ -2,8 +2,7 @@
 
 from .catalogue import named, part_of, resolve, shipped
 from .checks import HardwareError
-from .collective_table import CollectiveTable
-from .description import COMMUNICATING_KINDS, Device, Hardware, LinkLevel
+from .description import COMMUNICATING_KINDS, CollectiveTable, Device, Hardware, LinkLevel
 from .rates import OperatorRate, Origin, Rates
 from .topology import Link, Topology
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...common.errors import short
+from ...common.errors import InputError, short
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _Dataclass = TypeVar("_Dataclass", bound="DataclassInstance")
 
 
-class HardwareError(ValueError):
+class HardwareError(InputError, ValueError):
     """A hardware description, or a request to it, that is impossible."""
 
 

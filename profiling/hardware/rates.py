@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..operator_classes import CLASSES
 from . import checks
 from .frozen import FrozenMapping
 
@@ -86,9 +85,30 @@ Rates = Mapping[str, Mapping[str, Mapping[str, OperatorRate]]]
 """Rates by class of operators or operator type, dtype, and way (``forward``, ``backward``)."""
 
 NO_RATES: Rates = FrozenMapping({})
-_WAYS = ("forward", "backward")
+WAYS = FORWARD, BACKWARD = "forward", "backward"
 _TYPE = re.compile(r"[A-Z][A-Za-z0-9]*")
 _NUMBERS = ("overhead_us", "us_per_gflop", "us_per_gb")
+_TYPES: dict[str, str] = {
+    "convolution": "Conv2D Conv3D Conv2DBackpropInput Conv3DBackpropInputV2",
+    "depthwise convolution": "DepthwiseConv2dNative",
+    "matrix product": "MatMul BatchMatMulV2 BatchMatMulV3 BatchMatMul Einsum",
+    "pooling": "MaxPool AvgPool MaxPool3D AvgPool3D",
+    "reduction": "Sum Mean Max Min Prod All Any ArgMax ArgMin Cumsum",
+    "softmax": "Softmax LogSoftmax SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits",
+    "transcendental": "Exp Expm1 Log Log1p Tanh Sigmoid Erf Erfc Pow Sin Cos Elu Selu Softplus Softsign Sqrt Rsqrt",
+    "copy": "Transpose ConcatV2 Concat Pack Unpack Slice StridedSlice Split SplitV Pad PadV2 MirrorPad Tile GatherV2 "
+    "BroadcastTo ReverseV2 ResizeNearestNeighbor ResizeBilinear",
+    "update": "Variable",
+    "chosen by values": "ValueShaped",
+}
+"""The classes, whose operators work at about one rate each, with their operator types."""
+CLASSES = (*_TYPES, "elementwise")
+_CLASS_OF = {name: of_class for of_class, names in _TYPES.items() for name in names.split()}
+
+
+def class_of(operator_type: str) -> str:
+    """Return the class of an operator type; one that isn't listed is elementwise: it moves bytes."""
+    return _CLASS_OF.get(operator_type, "elementwise")
 
 
 def rates_from_json(value: object) -> Rates:
@@ -99,7 +119,7 @@ def rates_from_json(value: object) -> Rates:
     """
 
     def of_ways(table: object, path: str) -> FrozenMapping[OperatorRate]:
-        ways = checks.fields(table, path, (), _WAYS)
+        ways = checks.fields(table, path, (), WAYS)
         return FrozenMapping({way: _rate(ways[way], f"{path}.{way}") for way in ways})
 
     def of_dtypes(table: object, path: str) -> FrozenMapping[FrozenMapping[OperatorRate]]:

@@ -26,8 +26,7 @@ import numpy as np
 
 from ..common.errors import InputError
 from ..plan.plan import Plan
-from ..profiling.cache import cache_folder
-from ..profiling.store import FILE, Store
+from ..profiling.store import FILE, Store, cache_folder
 from ..profiling.tensorflow_engine import TensorFlowEngine
 from ..profiling.work import Measured, MeasuredOperators, WorkItem
 from ..rules.rule import Config

@@ -33,10 +33,9 @@ from tabulate import tabulate
 from tensoropt.costs.config_costs import costs_of_config
 from tensoropt.profiling.hardware import Hardware, OperatorRate, Rates, resolve
 from tensoropt.profiling.hardware.frozen import freeze
-from tensoropt.profiling.hardware.rates import NO_RATES, rates_to_json
+from tensoropt.profiling.hardware.rates import FORWARD, NO_RATES, WAYS, class_of, rates_to_json
 from tensoropt.profiling.hardware_costs import OperatorCosts
-from tensoropt.profiling.operator_classes import class_of
-from tensoropt.profiling.operator_model import FORWARD, WAYS, Sample, fitted
+from tensoropt.profiling.operator_model import Sample, fitted
 from tensoropt.profiling.work import WorkItem
 
 MODELS = (

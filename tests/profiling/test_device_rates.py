@@ -8,7 +8,7 @@ from benchmarks import device_operators
 from benchmarks.device_operators import fitted_rates, sample
 
 from tensoropt.profiling.hardware import named
-from tensoropt.profiling.operator_model import WAYS
+from tensoropt.profiling.hardware.rates import WAYS
 
 TIMES = Path(device_operators.__file__).parent / "h100_operators.json"
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.profiling.hardware import Device, Hardware, LinkLevel, OperatorRate
+from tensoropt.profiling.hardware.rates import class_of
 from tensoropt.profiling.hardware_costs import MARGIN, OperatorCosts
-from tensoropt.profiling.operator_classes import class_of
 from tensoropt.profiling.operator_model import FEWEST_TO_FIT, Sample, fit_all, fitted, scaled
 from tensoropt.profiling.work import Measured, WorkItem
 

@@ -16,8 +16,7 @@ from helpers.mpirun import child_environment
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensoropt.profiling.cache import cache_folder
-from tensoropt.profiling.store import FILE, Store
+from tensoropt.profiling.store import FILE, Store, cache_folder
 from tensoropt.profiling.work import Measured, WorkItem
 
 HERE = "a device, TensorFlow 2.21"
@@ -171,5 +170,5 @@ def test_a_folder_that_cannot_be_made_is_done_without(tmp_path):
 def test_the_environment_says_where_the_store_is():
     assert cache_folder({"TENSOROPT_CACHE": "off"}) is None
     assert cache_folder({"TENSOROPT_CACHE": "/data", "XDG_CACHE_HOME": "/x"}) == Path("/data")
-    assert cache_folder({"XDG_CACHE_HOME": "/x"}) == Path("/x/tensoropt")
+    assert cache_folder({"TENSOROPT_CACHE": "", "XDG_CACHE_HOME": "/x"}) == Path("/x/tensoropt")
     assert cache_folder({}) == Path.home() / ".cache" / "tensoropt"

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...common.errors import InputError, describe
-from ...profiling.cache import cache_folder
+from ...profiling.store import cache_folder
 
 VERSION = "0.28.1"
 MOVED_HEADERS = {

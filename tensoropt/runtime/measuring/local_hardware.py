@@ -17,11 +17,11 @@ from ...common.errors import InputError
 from ...common.progress import NOT_SHOWN, Display
 from ...common.watchdog import CRITICAL, tell_of
 from ...profiling.available_memory import available_memory_bytes
-from ...profiling.cache import cache_folder
 from ...profiling.collective_tables import device_partitions
 from ...profiling.hardware import Hardware, HardwareError
 from ...profiling.measure import Watching, measure
 from ...profiling.measuring_ranks import MeasuringProcess
+from ...profiling.store import cache_folder
 from ...profiling.tensorflow_engine import TensorFlowEngine
 from ...reschedule.mesh import Level, Mesh
 from ..execute import EMULATED, HOROVOD, MPI, TENSORFLOW, checked_collectives
