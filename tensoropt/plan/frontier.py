@@ -55,7 +55,7 @@ class Frontier(CostedPoints, Generic[AnyPoint]):
         bound: costs that no plan beats; None where the points are exactly the minimal ones.
         algorithm, eliminations: see :class:`..ft.Frontier`.
         assumed: the assumptions that plans record.
-        seconds_by_phase: the seconds of each phase of the search; empty of a frontier that was loaded.
+        seconds_by_phase: the seconds by the clock of each phase of the search; empty of a frontier that was loaded.
         left_out: why some of what was asked for wasn't searched, one sentence each.
         why_stages: why there are stages where none were asked for; empty where they were.
         note: a sentence on how the points were found; may be empty.

@@ -85,7 +85,7 @@ def _find_plan(option: str, request: Request, parallelisms: Sequence[int]) -> Pl
         frontier = search.frontier()
         number = None if frontier is None else frontier.fastest_within(request.limit_bytes)
         if frontier is not None and number is not None:
-            return dataclasses.replace(_fastest(frontier, number, option, request), hint=search.hint)
+            return dataclasses.replace(_fastest(frontier, number, option, request, start_s), hint=search.hint)
         if frontier is not None and search.counts is not None:
             failure = InputError(why_too_large(frontier, request.limit_bytes))
         runs.append(search)
@@ -95,15 +95,16 @@ def _find_plan(option: str, request: Request, parallelisms: Sequence[int]) -> Pl
     raise InputError(nothing_fits(request, [frontier for run in runs for frontier in run.whole], start_s, smallest))
 
 
-def _fastest(frontier: Frontier[PlanPoint], number: int, option: str, request: Request) -> Plan:
+def _fastest(frontier: Frontier[PlanPoint], number: int, option: str, request: Request, start_s: float) -> Plan:
     """Return the plan of a frontier's fastest point, or an unsplit one as :func:`.unsplit_if_as_fast`.
 
     One without stages is taken where stages are predicted to save less than they must. The frontier records how long making
-    the plan took, as phase ``unroll``.
+    the plan took, as phase ``unroll``, and what else passed since ``start_s``, as ``other candidates``.
     """
-    start_s = time.perf_counter()
+    found_s = time.monotonic()
     plan = frontier.plan(number, option)
-    seconds = {**frontier.seconds_by_phase, "unroll": time.perf_counter() - start_s}
+    others = max(0.0, found_s - start_s - sum(frontier.seconds_by_phase.values()))
+    seconds = {**frontier.seconds_by_phase, "other candidates": others, "unroll": time.monotonic() - found_s}
     frontier = dataclasses.replace(frontier, seconds_by_phase=seconds)
     plan = dataclasses.replace(plan, frontier=frontier)
     uncut = _without_stages(frontier, plan, request) if must_be_tried(request) else None

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,7 +43,7 @@ def missing() -> str:
     """What this machine lacks for a Slurm of its own; empty if nothing."""
     os.environ["PATH"] += ":/usr/sbin:/sbin"
     lacking = [tool for tool in ("sbatch", "munged", "ip", "nsenter") if shutil.which(tool) is None]
-    wanted = "make test-slurm needs root, and Debian's slurm-wlm, munge, iproute2 and util-linux; here"
+    wanted = "make test-slurm needs root, and Debian's slurm-wlm, munge, libpmix-dev, iproute2 and util-linux; here"
     return f"{wanted} there is no {', '.join(lacking)}" if lacking else f"{wanted} is another user" if os.geteuid() else ""
 
 
@@ -110,3 +111,11 @@ def asked(*command: str) -> str:
 if __name__ == "__main__":
     if missing():
         sys.exit(f"tests/cluster: {missing()}")
+    with tempfile.TemporaryDirectory() as made:
+        try:
+            with two_nodes(Path(made)):
+                hosts = asked("srun", "--mpi=pmix", "--nodes=2", "hostname")
+            if set(hosts.split()) != set(NODES):
+                raise OSError(f"srun --mpi=pmix, which needs Debian's libpmix-dev, says {hosts or 'nothing'}")
+        except (OSError, subprocess.SubprocessError) as error:
+            sys.exit(f"tests/cluster: two nodes can't be made here: {error}")
