@@ -2,7 +2,7 @@
 
     python tests/benchmarks/figures.py [--list] [PART ...]
 
-A table of docs/ under a paragraph "By `COMMAND` on MACHINE, DATE:" is the last one that COMMAND prints. Commands run in the
+A table of a page under a paragraph "By `COMMAND` on MACHINE, DATE:" is the last one that COMMAND prints. Commands run in the
 root of the repository with nothing else beside them; one that fails leaves its table, and the exit code is 1.
 """
 
@@ -65,7 +65,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="only show which commands there are")
     parser.add_argument("parts", nargs="*", help="parts of commands or of pages' names; default: all")
     given, failed = parser.parse_args(), False
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+    for page in [ROOT / "README.md", ROOT / "examples/gallery/README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         for match in list(TABLE.finditer(page.read_text())):
             about = f"{page.relative_to(ROOT)}: {' '.join(match['command'].split())}"
             if given.parts and not any(part in about for part in given.parts):

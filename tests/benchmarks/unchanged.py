@@ -1,11 +1,11 @@
 """Time unchanged Keras scripts beside plain Keras: the seconds to the second step, and how long a step takes later on.
 
-    python tests/benchmarks/unchanged.py [--ranks 1,2] [--steps 300] [--rounds 3] [NAME ...]
+    python tests/benchmarks/unchanged.py [--ranks 1,2] [--steps 300] [--rounds 3] models|gallery|NAME ...
 
-NAME is one of five models, which ``fit`` trains with Adam, or a script of ``examples/gallery`` that changes nothing; without
-any, all run. A script runs as it is, but for more steps: by plain Keras with all cores, then by ``tensoropt run -n`` for
-each number of ranks, in turn for each round. A step's time is the median between the lines that two steps print, the first
-half left out; the table has the least of the rounds, and what ranks took as a share of plain Keras' time.
+NAME is one of five ``models``, which ``fit`` trains with Adam, or a script of ``examples/gallery`` that changes nothing. A
+script runs as it is, but for more steps: by plain Keras with all cores, then by ``tensoropt run -n`` for each number of ranks,
+in turn for each round. A step's time is the median between the lines that two steps print, the first half left out; the table
+has the least of the rounds, and what ranks took as a share of plain Keras' time.
 """
 
 from __future__ import annotations
@@ -82,14 +82,15 @@ def times(script: Path, *command: str) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("names", nargs="+", metavar="models|gallery|NAME")
     parser.add_argument("--ranks", type=lambda text: text.split(","), default=["1", "2"])
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     ways = [(), *(("-m", "tensoropt", "run", "-n", n) for n in given.ranks)]
     rows: list[list[str]] = []
-    for name in given.names or [*MODELS, *sorted(path.stem for path in GALLERY.glob("*.py"))]:
+    all_of = {"models": [*MODELS], "gallery": sorted(path.stem for path in GALLERY.glob("*.py"))}
+    for name in (name for names in given.names for name in all_of.get(names, [names])):
         text = source_of(name, given.steps)
         if text is None:
             continue
