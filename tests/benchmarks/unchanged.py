@@ -3,9 +3,9 @@
     python tests/benchmarks/unchanged.py [--ranks 1,2] [--steps 300] [--rounds 3] models|gallery|NAME ...
 
 NAME is one of five ``models``, which ``fit`` trains with Adam, or a script of ``examples/gallery`` that changes nothing. A
-script runs as it is, but for more steps: by plain Keras with all cores, then by ``tensoropt run -n`` for each number of ranks,
-in turn for each round. A step's time is the median between the lines that two steps print, the first half left out; the table
-has the least of the rounds, and what ranks took as a share of plain Keras' time.
+script runs as it is, but for more steps: by plain Keras with all cores, then by ``tensoropt run -n`` for each number of
+ranks, in turn for each round. A step's time is the median between the lines that two steps print, the first half left out;
+the table has the least of the rounds, and what ranks took as a share of plain Keras' time.
 """
 
 from __future__ import annotations
