@@ -252,6 +252,15 @@ def auto(
     At the top of a script under ``mpirun`` it does what ``tensoropt run`` does for a script without it. The arguments are
     those of :func:`parallelize`, for each model that is trained.
 
+    >>> import tensoropt
+    >>> tensoropt.auto(cluster="v100-1x1", verbose=0)
+    >>> import keras, numpy
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse")
+    >>> history = model.fit(numpy.zeros((8, 4)), numpy.zeros(8), batch_size=4, verbose=0)
+    >>> history.history["loss"]
+    [0.0]
+
     Raises:
         InputError: Keras's backend isn't TensorFlow.
     """
