@@ -61,7 +61,7 @@ def test_frontier_and_plan_are_printed_and_written(tmp_path, capsys):
     assert found["gap"] == {"median": 0.0, "worst": 0.0}
     assert set(found["eliminations"]) == {"node", "edge", "branch", "heuristic"}
     stages = found["seconds_by_phase"]
-    assert set(stages) == {"record", "import", "costs", "search", "peaks", "unroll"}
+    assert set(stages) == {"record", "import", "costs", "search", "peaks", "other candidates", "unroll"}
     assert found["seconds"] == pytest.approx(sum(stages.values()) - stages["record"])
     points = found["points"]
     for one, other in itertools.pairwise(points):
