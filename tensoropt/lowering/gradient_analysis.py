@@ -24,7 +24,7 @@ from ..ir.graph import ARGUMENTS, CONSTANT, SOURCES, Differentiated, Gradients, 
 from ..reschedule.mesh import Mesh
 from ..rules.registry import rule_of
 from ..rules.rule import Config, interface_of
-from .operators import Job, Values, emit
+from .operators import Job, emit
 
 # Operators with which gradient functions read a tensor's shape only; shapes are known.
 _SHAPE_ONLY = frozenset("Shape ShapeN Size Rank ZerosLike OnesLike BroadcastGradientArgs".split())
@@ -285,13 +285,8 @@ def _emitted(op: Operator, operands: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Return the results of an operator emitted as on one device."""
     rule, mesh = rule_of(op), Mesh.of(1)
     config = Config(mesh, ())
-    job = Job(op, rule, config, interface_of(rule, config), (0,), _no_resharding)
+    job = Job(op, rule, config, interface_of(rule, config), (0,))
     return [values[0] for values in emit(job, [[operand] for operand in operands])]
-
-
-def _no_resharding(k: int, values: Values) -> Values:
-    """Raise AssertionError: on one device nothing is resharded inside of an operator."""
-    raise AssertionError("on one device nothing is resharded inside of an operator")
 
 
 def _live(gradients: Iterable[tf.Tensor | tf.IndexedSlices | None]) -> set[str]:

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_library
 
@@ -19,12 +20,16 @@ from ..reschedule.layout import Layout
 from ..rules.rule import Config, Interface, Rule
 from .dilated_convolution import convolved, is_dilated
 from .gradient_overrides import lean_gradient
-from .halo import AVERAGES, averages, of_frames
-from .localise import local_constant, local_statics, opaque, uniform_shape
+from .localise import local_constant, local_shape, local_statics, uniform_shape
 
 DEPTHWISE_ATTRIBUTES = ("strides", "padding", "explicit_paddings")
 Values = list[tf.Tensor]  # one per rank that this process builds
 Complete = Callable[[int, Values], Values]
+
+
+def _no_resharding(k: int, values: Values) -> Values:
+    """Raise AssertionError: on one device, and in a composite operator, nothing is resharded inside of an operator."""
+    raise AssertionError("nothing is resharded inside of this operator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,7 @@ class Job:
     config: Config
     interface: Interface
     ranks: tuple[int, ...]
-    complete: Complete
+    complete: Complete = _no_resharding
     differentiated: frozenset[int] = frozenset()
     micro_batch: MicroBatch | None = None
     rematerialized_with: Callable[[int], AbstractContextManager[None]] = lambda position: nullcontext()
@@ -138,14 +143,41 @@ def emit_plain(job: Job, operands: Sequence[Values]) -> list[Values]:
 
 
 def _over_frames(job: Job, operands: Sequence[Values]) -> list[Values]:
-    """Emit an operator whose windows overlap blocks, on all elements that the windows cover (see :mod:`.halo`)."""
-    framed = replace(job, op=of_frames(job.op))
+    """Emit an operator whose windows overlap blocks, on all elements that its windows cover: see :mod:`..reschedule.halo`.
+
+    The operand is exchanged first, so that each rank has all these elements, padding included. The operator then runs
+    without padding of its own, and computes the rank's block of results.
+    """
+    attrs = dict(job.op.attrs, padding="VALID")
+    if "explicit_paddings" in attrs:
+        attrs["explicit_paddings"] = []
+    framed = replace(job, op=replace(job.op, attrs=attrs))
     operands = [job.complete(0, operands[0]), *operands[1:]]
     results = [_emit_raw(framed, rank, [values[i] for values in operands])[0] for i, rank in enumerate(job.ranks)]
-    if job.op.type in AVERAGES:
+    if job.op.type in ("AvgPool", "AvgPool3D"):
         layout = job.interface.results[0]
-        results = [averages(job.rule, layout, *pair) for pair in zip(job.ranks, results, strict=True)]
+        results = [_averages(job.rule, layout, *pair) for pair in zip(job.ranks, results, strict=True)]
     return [results]
+
+
+def _averages(rule: Rule, layout: Layout, rank: int, value: tf.Tensor) -> tf.Tensor:
+    """Return the averages that TensorFlow defines, which don't count padding, from averages that count filled zeros as well.
+
+    Args:
+        layout: that of the result.
+        value: a rank's averages over windows, filled zeros counted.
+    """
+    factors = np.ones((), np.float64)
+    for dim, names in enumerate(rule.results[0]):
+        window = rule.halos.get(names[0]) if names else None
+        dim_factors = np.ones(1) if window is None else window.size / np.array(window.real_counts())
+        factors = factors * dim_factors.reshape([-1 if i == dim else 1 for i in range(len(rule.results[0]))])
+    if (factors == 1).all():
+        return value
+    # Each rank takes its shard of the factors. A dimension along which they are the same has extent 1 and isn't split.
+    splits = tuple(axes if factors.shape[dim] > 1 else () for dim, axes in enumerate(layout.splits))
+    shard = local_constant(factors, Layout(layout.mesh, splits), factors.shape, rank, tf.float64)
+    return value * tf.cast(shard, value.dtype)
 
 
 def _emit_raw(job: Job, rank: int, operands: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -163,10 +195,7 @@ def _emit_raw(job: Job, rank: int, operands: list[tf.Tensor]) -> list[tf.Tensor]
     inputs = [statics[i] if tensor is None else next(remaining) for i, tensor in enumerate(op.inputs)]
     if op.type == "Squeeze":
         # Squeeze without dimensions would also remove a dimension whose local extent is 1.
-        shape = op.result.shape
-        layout = job.interface.results[0]
-        local = list(layout.local_shape(shape, rank))
-        return [tf.reshape(inputs[0], local if layout.is_even(shape) else opaque(local, tf.int32))]
+        return [tf.reshape(inputs[0], local_shape(job.interface.results[0], op.result.shape, rank))]
     with lean_gradient(op, job.differentiated):
         return raw_operator(op, inputs)
 

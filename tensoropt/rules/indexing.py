@@ -8,12 +8,18 @@ from .registry import op_rule
 from .rule import Rule, make_rule
 
 
+def batch_dimensions(op: Operator) -> int:
+    """Return how many of the leading dimensions of a lookup's indices are those of a batch."""
+    n_batch: int = op.attrs["batch_dims"]
+    return n_batch + len(op.operand(1).shape) if n_batch < 0 else n_batch
+
+
 @op_rule("GatherV2", static=(2,))
 def gather(op: Operator) -> Rule:
     """Return the rule of a lookup; if the rows are split, each device finds some of them, so the result is partial."""
     params, indices = op.operand(0), op.operand(1)
     axis = int(op.statics[2]) % len(params.shape)
-    n_batch = op.attrs["batch_dims"] % (len(indices.shape) + 1)
+    n_batch = batch_dimensions(op)
     params_dims = tuple(("rows",) if k == axis else (f"d{k}",) for k in range(len(params.shape)))
     index_dims = tuple((f"d{k}",) if k < n_batch else (f"i{k}",) for k in range(len(indices.shape)))
     result = (*params_dims[:axis], *index_dims[n_batch:], *params_dims[axis + 1 :])

@@ -306,7 +306,7 @@ def _lookups() -> list[Case]:
         case("GatherV2/whole numbers", ints(5, 3), index, Static(0)),
         case("GatherV2/bool", bools(5, 3), index, Static(0)),
         case("GatherV2/within a batch", f(3, 5), ints(3, 2, low=0), Static(1), batch_dims=1),
-        case("GatherV2/within a batch, last axis", f(3, 2, 5), ints(3, 2, low=0), Static(2), batch_dims=1),
+        case("GatherV2/within a batch, last axis", f(3, 2, 5), ints(3, 2, low=0), Static(2), batch_dims=-1),
         case("GatherV2/each index in its batch", f(2, 3, 5), ints(2, 3, low=0), Static(-1), batch_dims=2),
         case("GatherNd", f(5, 7), ints(3, 1, low=0)),
         case("GatherNd/elements", f(5, 5, 2), ints(3, 2, low=0)),

@@ -68,7 +68,7 @@ class _Local:
     def _emit(self, op: Operator, tensors: dict[str, tf.Tensor]) -> None:
         """Emit one operator of the body and add its results to ``tensors``."""
         config, interface = self.composition.inner(op, self.config)
-        job = Job(op, self.composition.rules[op.name], config, interface, (self.rank,), _no_resharding)
+        job = Job(op, self.composition.rules[op.name], config, interface, (self.rank,))
         results = emit(job, [[tensors[tensor.name]] for _, tensor in op.operands])
         tensors.update({tensor.name: values[0] for tensor, values in zip(op.outputs, results, strict=True)})
 
@@ -83,11 +83,6 @@ class _Local:
             return gradient
         keeps = opaque(int(self.config.mesh.index_along(axes, self.rank) == 0), tf.int32)
         return tf.where(tf.equal(keeps, 1), gradient, tf.zeros_like(gradient))
-
-
-def _no_resharding(k: int, values: Values) -> Values:
-    """Raise AssertionError: nothing is resharded inside of a composite operator."""
-    raise AssertionError("nothing is resharded inside of a composite operator")
 
 
 def _shaped(job: Job, operands: list[tf.Tensor]) -> list[tf.Tensor]:

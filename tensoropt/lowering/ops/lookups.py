@@ -9,16 +9,21 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from ..localise import opaque, uniform_shape
+from ...rules.indexing import batch_dimensions
+from ..localise import opaque
 from ..operators import Job, Values, emit_plain, lowering
 
 
-def in_range(job: Job, index: tf.Tensor, extents: Sequence[int] | int) -> tf.Tensor:
+def in_range(job: Job, index: tf.Tensor, extents: Sequence[int] | int, least: int | None = 0) -> tf.Tensor:
     """Return indices behind a check that fails the step if one is out of range, as TensorFlow's kernel does.
 
     Each rank takes an index that isn't among its own for another rank's, so that without the check nobody would notice.
+
+    Args:
+        least: the least index; None where negative ones stand for none.
     """
-    is_there = tf.reduce_all(tf.logical_and(index >= 0, index < tf.constant(extents, index.dtype)))
+    is_below = index < tf.constant(extents, index.dtype)
+    is_there = tf.reduce_all(is_below if least is None else tf.logical_and(index >= least, is_below))
     message = f"got an index outside of 0 to one less than {extents}"
     check = tf.raw_ops.Assert(condition=is_there, data=[tf.constant(message)], name=f"{job.op.name}/in_range")
     with tf.control_dependencies([check]):
@@ -40,7 +45,7 @@ def gather(job: Job, operands: Sequence[Values]) -> list[Values]:
     params, indices = operands
     layout, shape = job.layout(0), job.op.operand(0).shape
     axis = int(job.op.statics[2]) % len(shape)
-    batch = job.op.attrs["batch_dims"] % (len(job.op.operand(1).shape) + 1)
+    batch = batch_dimensions(job.op)
     is_in_variable = job.reads_table and axis == batch == 0 and all(table.op.type == "ReadVariableOp" for table in params)
     if not layout.splits[axis]:
         if is_in_variable:
@@ -109,7 +114,5 @@ def one_hot(job: Job, operands: Sequence[Values]) -> list[Values]:
     for rank, index in zip(job.ranks, operands[0], strict=True):
         start, end = layout.bounds(shape, rank)[axis]
         local = tf.cast(index, tf.int64) - opaque(start, tf.int64)
-        values = tf.one_hot(local, opaque(end - start, tf.int32), on, off, axis, name=job.op.name)
-        values.set_shape(uniform_shape(layout, shape))
-        blocks.append(values)
+        blocks.append(tf.one_hot(local, opaque(end - start, tf.int32), on, off, axis, name=job.op.name))
     return [blocks]

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from ..localise import local_shape, opaque
 from ..operators import Job, Values, emit_plain, lowering, raw_operator
-from .lookups import over, within
+from .lookups import in_range, over, within
 
 
 @lowering("ScatterNd", always=True)
@@ -17,7 +17,7 @@ def scatter_nd(job: Job, operands: Sequence[Values]) -> list[Values]:
     layout, shape, depth = job.interface.results[0], job.op.result.shape, job.op.operand(0).shape[-1]
     results = []
     for rank, index, update in zip(job.ranks, *operands, strict=True):
-        starts = [start for start, _ in layout.bounds(shape, rank)[:depth]]
+        index, starts = in_range(job, index, list(shape[:depth])), [start for start, _ in layout.bounds(shape, rank)[:depth]]
         extents = tf.cast(local_shape(layout, shape, rank), index.dtype)
         local, is_own = within(index, starts, extents[:depth])
         mask = over(is_own, len(shape) - depth)
@@ -33,7 +33,7 @@ def tensor_scatter(job: Job, operands: Sequence[Values]) -> list[Values]:
         return emit_plain(job, operands)
     results = []
     for rank, tensor, index, update in zip(job.ranks, *operands, strict=True):
-        starts = [start for start, _ in layout.bounds(shape, rank)[:depth]]
+        index, starts = in_range(job, index, list(shape[:depth])), [start for start, _ in layout.bounds(shape, rank)[:depth]]
         local, is_own = within(index, starts, tf.shape(tensor, index.dtype)[:depth])
         update = tf.where(over(is_own, len(shape) - depth), update, tf.zeros_like(update))
         results += raw_operator(job.op, [tensor, local, update])
@@ -49,7 +49,7 @@ def unsorted_segments(job: Job, operands: Sequence[Values]) -> list[Values]:
     results = []
     for rank, data, segments in zip(job.ranks, *operands, strict=True):
         start, end = layout.bounds(shape, rank)[0]
-        local = segments - opaque(start, segments.dtype)
+        local = in_range(job, segments, shape[0], least=None) - opaque(start, segments.dtype)
         count = opaque(end - start, segments.dtype)
         is_own = tf.logical_and(local >= 0, local < count)
         results += raw_operator(job.op, [data, tf.where(is_own, local, -tf.ones_like(local)), count])

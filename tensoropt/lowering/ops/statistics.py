@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -17,9 +18,7 @@ def mean(job: Job, operands: Sequence[Values]) -> list[Values]:
     dimensions = reduced_dimensions(job.op)
     operand = job.op.operand(0)
     n_micro_batches = int(job.op.attrs.get(N_MICRO_BATCHES, 1))
-    count = n_micro_batches
-    for dimension in dimensions:
-        count *= operand.shape[dimension]
+    count = n_micro_batches * math.prod(operand.shape[dimension] for dimension in dimensions)
     if n_micro_batches == 1 and not any(job.layout(0).splits[dimension] for dimension in dimensions):
         return emit_plain(job, operands)
     keep_dims = bool(job.op.attrs["keep_dims"])
@@ -34,7 +33,8 @@ def extremum(job: Job, operands: Sequence[Values]) -> list[Values]:
     keep_dims = bool(job.op.attrs["keep_dims"])
     signed = [x if sign > 0 else -x for x in operands[0]]
     peaks = job.complete(0, [tf.stop_gradient(tf.reduce_max(x, dimensions, keepdims=True)) for x in signed])
-    hits = [tf.equal(x, peak) for x, peak in zip(signed, peaks, strict=True)]
+    # Not a number isn't less than anything, and is the result then, as on one device.
+    hits = [tf.logical_not(x < peak) for x, peak in zip(signed, peaks, strict=True)]
     local_counts = [tf.reduce_sum(tf.cast(hit, x.dtype), dimensions, True) for hit, x in zip(hits, signed, strict=True)]
     counts = job.complete(1, local_counts)
     return [

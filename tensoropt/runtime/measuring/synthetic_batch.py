@@ -13,12 +13,13 @@ from ..step.functions import Feed
 WARM_STEPS = 3
 """Steps that run before any is timed: in these, graphs are built and memory is first touched."""
 
-# By operator type: the position of the operand with indices, and the operand and the dimension whose extent bounds them.
-_INDICES = {
+# By operator type: the position of the operand with indices, and the operand (None: the result) and the dimension whose
+# extent bounds them.
+_INDICES: dict[str, tuple[int, int | None, int]] = {
     "SparseSoftmaxCrossEntropyWithLogits": (1, 0, -1),
     "GatherV2": (1, 0, 0),
     "ResourceGather": (1, 0, 0),
-    "UnsortedSegmentSum": (1, 0, 0),
+    "UnsortedSegmentSum": (1, None, 0),
 }
 _VIEWS = ("Reshape", "Squeeze", "ExpandDims", "Cast", "Identity", "StridedSlice")
 
@@ -62,7 +63,8 @@ def _bound(tensor: Tensor, consumers: dict[str, list[Operator]]) -> int:
     names, bounds = reached([tensor.name], viewed), []
     for op in (op for name in names for op in consumers.get(name, ()) if op.type in _INDICES):
         position, bound_position, dimension = _INDICES[op.type]
-        indices, bounding = op.inputs[position], op.inputs[bound_position]
+        dimension = int(op.statics[2]) if op.type == "GatherV2" else dimension  # the axis
+        indices, bounding = op.inputs[position], op.result if bound_position is None else op.inputs[bound_position]
         if indices is not None and indices.name in names and bounding is not None:
             bounds.append(bounding.shape[dimension])
     return min(bounds, default=1)
