@@ -12,20 +12,7 @@ import tensorflow as tf
 from ..ir.graph import Operator, Tensor
 from ..ir.micro_batching import MicroBatch
 from ..program.gradient_flow import GradientFlow
-from ..program.tasks import (
-    ACCUMULATED,
-    AGAIN,
-    FEED,
-    FORWARD,
-    OPERAND,
-    RESULT,
-    SEND,
-    SUM,
-    UPDATE,
-    Site,
-    Task,
-    Value,
-)  # fmt: skip
+from ..program.tasks import ACCUMULATED, AGAIN, FEED, FORWARD, OPERAND, RESULT, SEND, SUM, UPDATE, Site, Task, Value
 from ..rules.random import FROM_SEED
 from ..sharding.resharding import Resharding, differentiated_operands, inner_reshardings
 from ..sharding.update_resharding import row_reshardings
@@ -248,10 +235,8 @@ class TaskEmission:
         table = op.inputs[0] if op.inputs else None
         if table is None or (self.is_training and op.name not in self.view.graph.lookup_operators):
             return False
-        if (
-            self.is_training and op.name in self.view.rematerialized
-        ):  # in the backward pass it would find the variable updated
-            return False
+        if self.is_training and op.name in self.view.rematerialized:
+            return False  # in the backward pass it would find the variable updated
         return self.view.graph.producers[table.name].name not in self._assigned
 
     @cached_property
@@ -348,7 +333,8 @@ class TaskEmission:
         """Emit the way back of gradients through reshardings: of one, or of several whose sums share a collective."""
         if task.site.kind == RESULT:
             lookup, gradients = self.view.graph.producers[task.site.name], self.values[task.reads[0]]
-            self.values[task.writes[0]] = gradients and self.row_gradients(lookup, gradients)
+            _, resharding = self.flow.resharded(task.site)
+            self.values[task.writes[0]] = gradients and self._on_every_rank(lookup, resharding, gradients)
             return
         present = [
             (read, write, values)
@@ -359,7 +345,7 @@ class TaskEmission:
         resharded = [self.flow.resharded(write.site) for _, write, _ in present]
         paths = [path for _, resharding in resharded if (path := self.path_finder.paths(resharding).backward) is not None]
         consumers = [self._consumer(write.site) for _, write, _ in present]
-        if len(task.reads) > 1 and len(present) > 1:
+        if len(present) > 1:
             sums = self.resharder.send_back_together(paths, [values for _, _, values in present], consumers)
         else:
             sums = [
@@ -374,11 +360,6 @@ class TaskEmission:
         """Return the indices that a lookup used, all of them on every rank."""
         resharding, _ = row_reshardings(lookup, self.view.rules[lookup.name], self.view.strategy.configs[lookup.name])
         return self._on_every_rank(lookup, resharding, self.at(Site(OPERAND, lookup.name, 1), micro_batch))
-
-    def row_gradients(self, lookup: Operator, gradients: Values) -> Values:
-        """Return the gradients of the rows that a lookup found, all of them on every rank."""
-        _, resharding = row_reshardings(lookup, self.view.rules[lookup.name], self.view.strategy.configs[lookup.name])
-        return self._on_every_rank(lookup, resharding, gradients)
 
     def _on_every_rank(self, lookup: Operator, resharding: Resharding, values: Values) -> Values:
         paths = self.path_finder.paths(resharding)

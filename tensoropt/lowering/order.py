@@ -3,7 +3,7 @@
 TensorFlow's executor runs whatever is ready. The gradient that goes on to the operator before is then often far ahead of the
 gradients of the parameters, and all gradients in between stay in memory. An update waits, with its gradient, behind the rest
 of the backward pass; or it comes while a product still reads the old value, and TensorFlow copies the parameter. The
-backward pass was emitted in the program's order (:mod:`.backward`). Here its operators are made to run one after the other,
+backward pass was emitted in the program's order (:mod:`.emission`). Here its operators are made to run one after the other,
 and the operators of an update as soon as they can: after what they read, and after the last operator that reads the
 variable's old value. The forward pass needs no order, except for its collectives, see :func:`_hold_collectives`.
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import cache
 
 import tensorflow as tf
 
@@ -28,16 +28,13 @@ from ..common.reach import reached
 from ..common.settings import LAG
 from .pull_back import BACKWARD, VIEWS, Created, sources_of
 
-Neighbours = Callable[[tf.Operation], Iterable[tf.Operation]]
 FUSED = 4
 """The largest number of consecutive operators that TensorFlow may fuse into one."""
 CALLBACK = "PyFunc"
 """The type of a callback's operator. Its first operand is its turn in a chain."""
 COLLECTIVE_TYPES = frozenset(
-    (
-        "PyFunc CollectiveReduceV2 CollectiveReduceScatterV2 CollectiveGatherV2 CollectiveAllToAllV2 "
-        "HorovodAllreduce HorovodAllgather HorovodAlltoall"
-    ).split()
+    "PyFunc CollectiveReduceV2 CollectiveReduceScatterV2 CollectiveGatherV2 CollectiveAllToAllV2 "
+    "HorovodAllreduce HorovodAllgather HorovodAlltoall".split()
 )
 _UNORDERED = COLLECTIVE_TYPES | VIEWS | {"Const", "Shape", "ShapeN", "NoOp", "ReadVariableOp"}
 """The types of operators that aren't put in order.
@@ -157,67 +154,48 @@ def _hold_collectives(operators: Sequence[tf.Operation], constant: set[str]) -> 
     TensorFlow makes one operator of a convolution and the addition of a bias. If the bias's collective waited for the
     convolution, the fused operator would wait for itself.
     """
-    row: list[tuple[str, tf.Operation]] = []
-    consumers, producers = _steps(_consumers), _steps(_producers)
+    row: list[tf.Operation] = []
+
+    @cache  # the searches of near collectives overlap, and each question to TensorFlow makes objects
+    def consumers(op: tf.Operation) -> list[tuple[tf.Operation, int]]:
+        return _steps(consumer for output in op.outputs for consumer in output.consumers())
+
+    @cache
+    def producers(op: tf.Operation) -> list[tuple[tf.Operation, int]]:
+        return _steps(tensor.op for tensor in op.inputs)
+
     for op in operators:
         if op.type in COLLECTIVE_TYPES:
-            near_names = {step.name for step in _within(_within([_Step(op.name, op, 0)], consumers), producers)}
-            earlier = next((candidate for name, candidate in reversed(row) if name not in near_names), None)
+            near = _within(_within([op], consumers), producers)
+            earlier = next((candidate for candidate in reversed(row) if candidate not in near), None)
             if earlier is not None:
                 op._add_control_input(earlier)
         elif op.inputs and op.type not in _UNORDERED and op.name not in constant:
-            row.append((op.name, op))
+            row.append(op)
 
 
-class _Step(NamedTuple):
-    """A step to a neighbouring operator: its name, the operator, and whether it counts (1) or is a view (0)."""
-
-    name: str
-    op: tf.Operation
-    length: int
+def _steps(neighbours: Iterable[tf.Operation]) -> list[tuple[tf.Operation, int]]:
+    """Return the neighbours of an operator that aren't collectives, with whether each counts (1) or is a view (0)."""
+    return [(op, int(op.type not in VIEWS)) for op in neighbours if op.type not in COLLECTIVE_TYPES]
 
 
-def _within(operators: Iterable[_Step], steps: Callable[[_Step], list[_Step]]) -> list[_Step]:
-    """Return the operators that are at most :data:`FUSED` operators away in one direction.
+def _within(
+    operators: Iterable[tf.Operation], steps: Callable[[tf.Operation], list[tuple[tf.Operation, int]]]
+) -> dict[tf.Operation, int]:
+    """Return the operators that are at most :data:`FUSED` operators away in one direction, with their distances.
 
     Views don't count, and collectives end the search.
     """
-    nearest: dict[str, tuple[int, _Step]] = {}
-    pending = [(step, 0) for step in operators]
+    nearest: dict[tf.Operation, int] = {}
+    pending = [(op, 0) for op in operators]
     while pending:
         operator, distance = pending.pop()
-        for step in steps(operator):
-            further = distance + step.length
-            if further <= FUSED and (step.name not in nearest or further < nearest[step.name][0]):
-                nearest[step.name] = further, step
-                pending.append((step, further))
-    return [step for _, step in nearest.values()]
-
-
-def _steps(neighbours: Neighbours) -> Callable[[_Step], list[_Step]]:
-    """Return a function of the steps from an operator in one direction, which asks TensorFlow once for each operator.
-
-    The searches of near collectives overlap, and each question to TensorFlow makes objects.
-    """
-    known_steps: dict[str, list[_Step]] = {}
-
-    def steps(step: _Step) -> list[_Step]:
-        if step.name not in known_steps:
-            operators = [op for op in neighbours(step.op) if op.type not in COLLECTIVE_TYPES]
-            known_steps[step.name] = [_Step(op.name, op, int(op.type not in VIEWS)) for op in operators]
-        return known_steps[step.name]
-
-    return steps
-
-
-def _consumers(op: tf.Operation) -> Iterator[tf.Operation]:
-    """Return the operators that read an operator's results."""
-    return (consumer for output in op.outputs for consumer in output.consumers())
-
-
-def _producers(op: tf.Operation) -> Iterator[tf.Operation]:
-    """Return the operators whose results an operator reads."""
-    return (tensor.op for tensor in op.inputs)
+        for op, length in steps(operator):
+            further = distance + length
+            if further < nearest.get(op, FUSED + 1):
+                nearest[op] = further
+                pending.append((op, further))
+    return nearest
 
 
 def in_order(

@@ -146,7 +146,7 @@ class Pullback:
         return [self._take(values) for values in operands]
 
     def _take(self, values: Values) -> Values | None:
-        """Return the gradients of an operand's local values, and forget them."""
+        """Return the gradients of local values, and forget them; None if none has come."""
         gradients = [self._gradients.pop(key_of(value), None) for value in values]
         if all(gradient is None for gradient in gradients):
             return None
@@ -186,17 +186,10 @@ class Pullback:
 
     def _through_resharding(self, part: Inner, keys: Collection[Key]) -> None:
         """Emit the way back through a resharding."""
-        gradients = [self._gradients.pop(key_of(value), None) for value in part.results]
-        if part.back is None or all(gradient is None for gradient in gradients):
-            return
-        if not any(key_of(value) in keys for value in part.values):
-            return
-        dense = [
-            tf.zeros_like(value) if gradient is None else tf.convert_to_tensor(gradient)
-            for value, gradient in zip(part.results, gradients, strict=True)
-        ]
-        for value, gradient in zip(part.values, part.back(dense), strict=True):
-            self._add(value, gradient)
+        gradients = self._take(part.results)
+        if gradients is not None and part.back is not None and any(key_of(value) in keys for value in part.values):
+            for value, gradient in zip(part.values, part.back(gradients), strict=True):
+                self._add(value, gradient)
 
     def _through(self, op: tf.Operation, keys: Collection[Key]) -> None:
         """Emit the gradients of one TensorFlow operator's operands, if one of its results has a gradient."""

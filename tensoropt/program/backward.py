@@ -16,24 +16,9 @@ from ..ir.micro_batching import MicroBatch
 from ..reschedule.layout import Axes
 from ..sharding.consumers import LOSS
 from ..sharding.resharding import BUCKET_BYTES
-from .gradient_flow import GradientFlow
+from .gradient_flow import GradientFlow, reached_from
 from .residuals import Residuals
-from .tasks import (
-    BACKWARD,
-    COMPUTE,
-    COMPUTING,
-    GRADIENT,
-    OPERAND,
-    OPERATOR,
-    RESHARD,
-    RESULT,
-    RETURNED,
-    SHARED,
-    SUM,
-    Site,
-    Task,
-    Value,
-)
+from .tasks import BACKWARD, COMPUTE, GRADIENT, OPERAND, OPERATOR, RESHARD, RESULT, RETURNED, SHARED, SUM, Site, Task, Value
 
 
 class BackwardPass:
@@ -68,13 +53,10 @@ class BackwardPass:
         n_before = len(self.tasks)
         self._index += 1
         self._n_arrived.clear()
-        reached = self._reached(starts)
+        reached = reached_from(self.view.graph, starts)
         for site, value in seeds.items():
-            if site.kind == RESULT:  # of a tensor that another stage uses
-                self._arrive(site, value)
-                continue
-            passes_by = self.flow.passes_by(site)
-            self._arrive(self.flow.produced_at(self.flow.resharded_tensor(site)) if passes_by else site, value)
+            # That of a result is of a tensor that another stage uses.
+            self._arrive(site if site.kind == RESULT else self.flow.goes_to(site), value)
         for site in reversed(forward):
             if site.kind == OPERATOR:
                 op = self.view.graph.operators[site.name]
@@ -83,23 +65,12 @@ class BackwardPass:
             elif site in self.arrived and not self._accumulates(site):
                 self._return(site)
         for key in tuple(self._buckets):
-            self._send(key)
+            self._send_back(self._buckets.pop(key))
         return self.tasks[n_before:]
 
     def _gradient(self, site: Site, version: str = GRADIENT) -> Value:
         """Return the gradient at a site in this pass."""
         return Value(site, version, backward_pass=self._index)
-
-    def _reached(self, starts: Collection[str]) -> set[str]:
-        """Return the names of the tensors that depend on the starts, and of the starts.
-
-        Of the gradients at these some lead nowhere, since an operator has none; they are charged like others.
-        """
-        reached = set(starts)
-        for op in self.view.graph.operators.values():
-            if op.type not in SOURCES and any(tensor.name in reached for _, tensor in op.operands):
-                reached.update(tensor.name for tensor in op.outputs)
-        return reached
 
     def _accumulates(self, site: Site) -> bool:
         """Return whether a gradient stays at a site, where it is accumulated over micro-batches."""
@@ -119,8 +90,8 @@ class BackwardPass:
             return
         writes = tuple(self._gradient(Site(OPERAND, op.name, position)) for position in positions)
         self.tasks.append(Task(COMPUTE, BACKWARD, Site(OPERATOR, op.name), reads, writes, gradients))
-        for position, value in zip(positions, writes, strict=True):
-            self._arrive(value.site if self._accumulates(value.site) else self.flow.goes_to(op, position), value)
+        for value in writes:
+            self._arrive(value.site if self._accumulates(value.site) else self.flow.goes_to(value.site), value)
 
     def _is_wanted(self, op: Operator, position: int, tensor: Tensor, reached: Collection[str]) -> bool:
         """Return whether a gradient leads on from an operand."""
@@ -142,7 +113,7 @@ class BackwardPass:
             key = step.group_axes, tensor.dtype
             self._buckets.setdefault(key, {})[site] = gradient
             if sum(map(self._bytes, self._buckets[key])) >= BUCKET_BYTES:
-                self._send(key)
+                self._send_back(self._buckets.pop(key))
         else:
             self._send_back({site: gradient})
 
@@ -150,10 +121,6 @@ class BackwardPass:
         """Return the bytes of the largest shard of a gradient that waits in a bucket."""
         tensor, resharding = self.flow.resharded(site)
         return math.prod(resharding.source.largest_local_shape(tensor.shape)) * tensor.item_bytes
-
-    def _send(self, key: tuple[Axes, str]) -> None:
-        """Write the sum over devices of all gradients in a bucket."""
-        self._send_back(self._buckets.pop(key))
 
     def _send_back(self, gradients: Mapping[Site, Value]) -> None:
         """Write the way back of gradients through the reshardings to these sites, in one task."""
@@ -167,11 +134,9 @@ class BackwardPass:
 
     def _stream(self, site: Site) -> str:
         """Return the stream of the task that brings a gradient back through the resharding to a site."""
-        if self.flow.is_whole:
-            return COMPUTING
-        tensor, resharding = self.flow.resharded(site)
-        is_overlappable = tensor.name in self.view.graph.made_of_variables
-        return self.flow.stream(self.path_finder.paths(resharding).backward, is_overlappable)
+        is_overlappable = self.flow.resharded_tensor(site).name in self.view.graph.made_of_variables
+        path = None if self.flow.is_whole else self.path_finder.paths(self.flow.resharded(site)[1]).backward
+        return self.flow.stream(path, is_overlappable)
 
     def _arrive(self, site: Site, gradient: Value) -> None:
         """Add a gradient to the one that has arrived at a site before, if there is one."""

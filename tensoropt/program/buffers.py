@@ -15,18 +15,17 @@ from ..costs.config_costs import costs_of_config
 from ..costs.operator_costs import OperatorCosting
 from ..costs.resharding_costs import shard_bytes
 from ..ir.body import COMPOSITES, VALUE_SHAPED
-from ..ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Operator, Tensor
+from ..ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Operator
 from ..ir.views import viewed_operand
 from ..reschedule.path import Path
 from ..sharding.resharding import PathFinder, Resharding, halo_resharding
 from ..sharding.strategy import StrategyView
-from ..sharding.update_resharding import row_reshardings
-from .gradient_flow import GradientFlow, operand_of
+from .gradient_flow import GradientFlow
 from .instructions import Instructions
 from .liveness import Buffer, Instruction
 from .stage_ends import NOTHING_CROSSES, StageEnds
 from .step import StepProgram
-from .tasks import FETCHED, OPERAND, RESHARD, RESULT, Site, Task, Value
+from .tasks import FETCHED, OPERAND, RESULT, Site, Task, Value
 
 PARAMETERS, SLOTS, INPUTS, CONSTANTS = "parameters", "slots of the optimizer", "inputs", "constants"
 RESULTS, COPIES, GRADIENTS = "results of operators", "resharded copies", "gradients"
@@ -56,10 +55,13 @@ class TaskBuffers:
     def __init__(
         self, view: StrategyView, costing: OperatorCosting, path_finder: PathFinder, ends: StageEnds = NOTHING_CROSSES
     ) -> None:
-        """Take a strategy, and what a stage exchanges with others; None for a model that isn't cut."""
+        """Take a strategy, and what a stage exchanges with others."""
         self.view, self.costing, self.path_finder, self._ends = view, costing, path_finder, ends
-        self._out = Instructions(view, costing, path_finder)
-        self._flow = GradientFlow(view, path_finder)
+        # The instructions, which know the sizes of operands and results.
+        self.sizes = self._out = Instructions(view, costing)
+        # Whether the step is that of a stage in micro-batches, whose passes run in some order.
+        self._in_passes = ends.in_passes and view.graph.micro_batching is not None
+        self.flow = GradientFlow(view, path_finder)
         self._program = StepProgram((), {})
         self._buffers: dict[Value, Buffer] = {}
         self._constants: dict[str, Buffer] = {}
@@ -101,11 +103,6 @@ class TaskBuffers:
         self._out.add(self._waiting)
         return self._out.finished()
 
-    @property
-    def _in_passes(self) -> bool:
-        """Whether the step is that of a stage in micro-batches, whose passes run in some order."""
-        return self._ends.in_passes and self.view.graph.micro_batching is not None
-
     def _begin_pass(self) -> None:
         """Let all that was written be over before a pass of a stage begins, and note where that is."""
         self._for_parameters, self._has_rematerialized = [], False
@@ -114,7 +111,7 @@ class TaskBuffers:
     def _stand_for(self, n_others: int, micro_batch: int) -> None:
         """Let what lookups found in a micro-batch stand for that of others: their gradients wait for the update, too."""
         for task in self._program.tasks:
-            if task.work == RESHARD and task.site.kind == RESULT and task.reads[0].micro_batch == micro_batch:
+            if task.is_of_rows and task.reads[0].micro_batch == micro_batch:
                 gradient = self._buffer(task.reads[0])
                 self._others[task.reads[0]] = [replace(gradient) for _ in range(n_others)]
                 self._out.add([], self._others[task.reads[0]])
@@ -153,21 +150,6 @@ class TaskBuffers:
 
     def _operator(self, task: Task) -> Operator:
         return self.view.graph.operators[task.site.name]
-
-    def resharding_at(self, site: Site) -> tuple[Tensor, Resharding]:
-        """Return the tensor that is resharded to an operand or a shared copy, or brought back to an update by rows, and
-        how."""
-        graph = self.view.graph
-        if site.kind == RESULT:
-            op = graph.producers[site.name]
-            configs = self.view.strategy.configs
-            return graph.tensors[site.name], row_reshardings(op, self.view.rules[op.name], configs[op.name])[1]
-        return self._flow.resharded(site)
-
-    @property
-    def sizes(self) -> Instructions:
-        """The instructions, which know the sizes of operands and results."""
-        return self._out
 
     # The forward pass
 
@@ -213,7 +195,7 @@ class TaskBuffers:
 
     def _reshard(self, task: Task) -> None:
         """Add a resharding, the first time or once more."""
-        _, resharding = self.resharding_at(task.site)
+        _, resharding = self.flow.resharded(task.site)
         after = self._buffer(task.after[0]) if task.after else None
         self._buffers[task.writes[0]] = self._resharded(resharding, self._buffer(task.reads[0]), after)
 
@@ -299,9 +281,8 @@ class TaskBuffers:
 
     def _begin_backward(self, task: Task) -> None:
         """Add the gradient of a loss. The backward pass doesn't wait for the loss itself."""
-        loss, _ = self.resharding_at(task.site)
-        with self._out.perhaps_later():
-            self._out.add([self._buffer(task.reads[0])])
+        loss, _ = self.flow.resharded(task.site)
+        self._out.add([self._buffer(task.reads[0])])
         if task.site not in self._seeds:
             self._seeds[task.site] = Buffer(loss.item_bytes, GRADIENTS, of=loss.name)
         self._buffers[task.writes[0]] = self._seeds[task.site]
@@ -336,7 +317,7 @@ class TaskBuffers:
                 inputs.append((self._buffer(value), out.result_bytes(op, self.view.graph.tensors[value.site.name])))
         inside = [self._saved_inside[first]] if first in self._saved_inside else []
         for value in task.writes:
-            position, tensor = value.site.position, operand_of(op, value.site.position)
+            position, tensor = value.site.position, op.operand(value.site.position)
             gradient, of_result = arriving[0]
             n_bytes = out.operand_bytes(op, position)
             if position not in PASSED_ON.get(op.type, ()) or n_bytes != of_result:
@@ -351,7 +332,7 @@ class TaskBuffers:
     def _send_back(self, task: Task) -> None:
         """Add the way back of gradients through reshardings; of what lookups found, to the update."""
         for value, returned in zip(task.reads, task.writes, strict=True):
-            tensor, resharding = self.resharding_at(returned.site)
+            tensor, resharding = self.flow.resharded(returned.site)
             gradient, paths = self._buffer(value), self.path_finder.paths(resharding)
             is_rows = returned.site.kind == RESULT
             path = paths.forward if is_rows else paths.backward

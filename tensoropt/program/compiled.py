@@ -32,6 +32,11 @@ def njit(function: _Function, **options: Any) -> _Function:
     return cast(_Function, numba.njit(nogil=True, **options)(function))
 
 
+def inner(function: _Function) -> _Function:
+    """Return a function that only other kernels call, compiled by Numba with them: it needs no wrappers, which take time."""
+    return njit(function, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
 @cache
 def compiled(function: _Function) -> _Function:
     """Return the function compiled by Numba and cached on disk."""

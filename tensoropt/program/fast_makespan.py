@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache, reduce
+from operator import add, attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .passes import BACKWARD, FORWARD, PARAMETERS, Pass, merged, needs
+from .passes import WORKS, Pass, merged, needs
 from .schedule import StepOrder, Times, last_end, of_submeshes
 
-_WORKS = (FORWARD, BACKWARD, PARAMETERS)
-_FORWARD, _BACKWARD = _WORKS.index(FORWARD), _WORKS.index(BACKWARD)
+_FORWARD, _BACKWARD, _PARAMETERS = range(len(WORKS))
 
 
 class _Passes(NamedTuple):
@@ -49,8 +49,8 @@ def _passes(order: StepOrder) -> _Passes:
             sources[i, k] = number[other]
             link[i, k] = min(run.stage, other.stage) if run.stage != other.stage else -1
     stage = np.array([run.stage for run in passes], np.int32)
-    work = np.array([_WORKS.index(run.work) for run in passes], np.int32)
-    is_deferring = np.isin(np.arange(n_stages), stage[work == _WORKS.index(PARAMETERS)])
+    work = np.array([WORKS.index(run.work) for run in passes], np.int32)
+    is_deferring = np.isin(np.arange(n_stages), stage[work == _PARAMETERS])
     return _Passes(stage, np.array(order.submeshes, np.int32)[stage], work, sources, link, is_deferring)
 
 
@@ -104,23 +104,18 @@ class PassTimes:
     early: Times = 0.0
 
     def __add__(self, other: PassTimes) -> PassTimes:
-        return PassTimes(
-            self.forward + other.forward,
-            self.backward + other.backward,
-            self.before + other.before,
-            self.after + other.after,
-            self.late + other.late,
-            self.parameters + other.parameters,
-            self.early + other.early,
-        )
+        return PassTimes(*map(add, _times_of(self), _times_of(other)))
 
     def scaled(self, factor: Times) -> PassTimes:
         """Return all times multiplied by a factor."""
-        return PassTimes(*(time * factor for time in astuple(self)))
+        return PassTimes(*(time * factor for time in _times_of(self)))
 
     def total(self, n_micro_batches: int) -> Times:
         """Return the time of all passes of a step and of what runs once."""
         return n_micro_batches * (self.forward + self.backward) + self.before + self.after
+
+
+_times_of = attrgetter(*(kind.name for kind in fields(PassTimes)))
 
 
 class Transfers(NamedTuple):
@@ -171,7 +166,9 @@ def _ends(times: Sequence[PassTimes], on_the_way: Transfers, order: StepOrder) -
     kinds = ("forward", "backward", "late", "parameters", "early")
     values = [*first, *(getattr(of_stage, kind) for kind in kinds for of_stage in times)]
     shape = np.broadcast_shapes(*(np.shape(value) for value in values))
-    arrays = np.array(values, np.float64) if not shape else _broadcast(values, math.prod(shape))
+    n_plans = math.prod(shape)
+    rows = [np.broadcast_to(np.asarray(value, np.float64).reshape(-1), (n_plans,)) for value in values if shape]
+    arrays = np.stack(rows) if shape else np.array(values, np.float64)
     begins, forward, backward, late, parameters, early = arrays.reshape(6, len(times), -1)
     passes = _passes(order)
     free, ended = np.array(of_submeshes(list(begins), order.submeshes, np.maximum)), np.empty(len(passes.stage))
@@ -181,8 +178,3 @@ def _ends(times: Sequence[PassTimes], on_the_way: Transfers, order: StepOrder) -
     takes = np.stack([forward - early, backward, parameters])
     compiled(_run)(*passes[:5], takes, early, late, np.array([*on_the_way.each, 0.0]), free, ended)
     return [end if shape else float(end[0]) for end in free], ended
-
-
-def _broadcast(values: Sequence[Times], n: int) -> np.ndarray:
-    """Return times, each one or n of them, as rows of n."""
-    return np.stack([np.broadcast_to(np.asarray(value, np.float64).reshape(-1), (n,)) for value in values])

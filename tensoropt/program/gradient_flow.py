@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ..ir.graph import VARIABLE, Operator, Tensor
+from collections.abc import Collection
+
+from ..ir.graph import SOURCES, VARIABLE, Graph, Operator, Tensor
 from ..reschedule.between_machines import sent_layout
 from ..reschedule.layout import Layout
 from ..reschedule.path import Path
@@ -10,7 +12,8 @@ from ..rules.rule import OperandSharding
 from ..sharding.consumers import HYPERPARAMETER, LOSS, Consumer, consumers_of, step_sharding
 from ..sharding.resharding import PathFinder, Resharding, resharding_of
 from ..sharding.strategy import StrategyView
-from .tasks import COMMUNICATING, COMPUTING, FETCHED, LOCAL, OPERAND, OVERLAPPABLE, RESULT, SENT, SHARED, Site
+from ..sharding.update_resharding import row_reshardings
+from .tasks import COMMUNICATING, COMPUTING, FETCHED, LOCAL, OVERLAPPABLE, RESULT, SENT, SHARED, Site
 
 
 class GradientFlow:
@@ -30,11 +33,6 @@ class GradientFlow:
         consumers = consumers_of(view.graph) if is_whole else {}
         self._with_copy = {name for name, readers in consumers.items() if len(readers) > 1}
 
-    def to_shared(self, tensor: Tensor) -> Resharding | None:
-        """Return the resharding to the copy that all consumers share; None if they share none."""
-        shared = self.view.strategy.shared.get(tensor.name)
-        return None if shared is None else self.view.shared_resharding(tensor, shared)
-
     def has_copy(self, tensor: Tensor) -> bool:
         """Return whether consumers use a shared copy of a tensor."""
         return tensor.name in self.view.strategy.shared or tensor.name in self._with_copy
@@ -45,16 +43,15 @@ class GradientFlow:
         They are where the operand was resharded once for all micro-batches, and are accumulated at that copy.
         """
         graph = self.view.graph
-        return graph.n_runs(op.result.name) > 1 and graph.accumulates(operand_of(op, position).name)
+        return graph.n_runs(op.result.name) > 1 and graph.accumulates(op.operand(position).name)
 
     def passes_by(self, site: Site) -> bool:
         """Return whether gradients pass by a site, since its resharding is free in both directions."""
         return not self.is_whole and self.path_finder.paths(self.resharded(site)[1]).is_free
 
-    def goes_to(self, op: Operator, position: int) -> Site:
+    def goes_to(self, site: Site) -> Site:
         """Return the site to which an operand's gradient goes: its resharding or, if that is free, the site after it."""
-        site = Site(OPERAND, op.name, position)
-        return self.produced_at(operand_of(op, position)) if self.passes_by(site) else site
+        return self.produced_at(self.resharded_tensor(site)) if self.passes_by(site) else site
 
     def produced_at(self, tensor: Tensor) -> Site:
         """Return the site to which gradients go from a tensor's consumers: its shared copy or, without one, the result."""
@@ -64,7 +61,8 @@ class GradientFlow:
     def resharded(self, site: Site) -> tuple[Tensor, Resharding]:
         """Return the tensor that is resharded to an operand, a fetch or a shared copy, and the resharding.
 
-        An operand is also the loss or a hyperparameter of a training step, and a gradient that a variable is given.
+        An operand is also the loss or a hyperparameter of a training step, and a gradient that a variable is given. For what
+        a lookup found in a table that is updated by rows, it is the resharding of the gradient to every device.
         """
         tensor, derived = self.resharded_tensor(site), self.view.derived
         if site not in derived:
@@ -76,6 +74,9 @@ class GradientFlow:
         view, graph = self.view, self.view.graph
         if site.kind == SHARED:
             return view.shared_resharding(tensor, view.strategy.shared[site.name])
+        if site.kind == RESULT:
+            op = graph.producers[site.name]
+            return row_reshardings(op, view.rules[op.name], view.strategy.configs[op.name])[1]
         if site.kind in FETCHED:
             replicated = Layout.replicated(view.strategy.mesh, len(tensor.shape))
             layout = view.layout(tensor).with_partial(()) if site.kind == LOCAL else replicated
@@ -86,19 +87,19 @@ class GradientFlow:
             return view.resharding(tensor, step_sharding(view.strategy.mesh, tensor, Consumer(site.name, kind)))
         op = graph.operators[site.name]
         variable = op.name if op.type == VARIABLE else op.updates
-        sharding = view.sharding(op, site.position) if variable is None else None
-        if variable is not None:
+        if variable is None:
+            sharding = view.sharding(op, site.position)
+        else:
             sharding = OperandSharding(view.layout(graph.operators[variable].result), None)
-        assert sharding is not None
         if graph.micro_batching is not None and op.name in graph.micro_batching.after and graph.n_runs(tensor.name) > 1:
             replicated = Layout.replicated(view.strategy.mesh, len(tensor.shape))  # joined from all micro-batches
             return resharding_of(tensor, replicated, sharding)
         return view.resharding(tensor, sharding)
 
     def resharded_tensor(self, site: Site) -> Tensor:
-        """Return the tensor that is resharded to an operand, a fetch or a shared copy, whatever the strategy."""
+        """Return the tensor of :meth:`resharded`, whatever the strategy."""
         graph = self.view.graph
-        if site.kind == SHARED or site.kind in FETCHED:
+        if site.kind in (SHARED, RESULT, *FETCHED):
             return graph.tensors[site.name]
         if site.position == LOSS:
             return self.losses[site.name]
@@ -107,7 +108,7 @@ class GradientFlow:
         op = graph.operators[site.name]
         if op.type == VARIABLE:
             return graph.given_gradients[op.name][site.position]
-        return operand_of(op, site.position)
+        return op.operand(site.position)
 
     def stream(self, path: Path | None, is_overlappable: bool = False) -> str:
         """Return the stream of a task that runs a path."""
@@ -116,7 +117,13 @@ class GradientFlow:
         return OVERLAPPABLE if is_overlappable else COMMUNICATING
 
 
-def operand_of(op: Operator, position: int) -> Tensor:
-    """Return the operand of an operator at an input position that isn't static."""
-    tensor = op.operand(position)
-    return tensor
+def reached_from(graph: Graph, starts: Collection[str]) -> set[str]:
+    """Return the names of the tensors that depend on the starts, and of the starts.
+
+    Of the gradients at these some lead nowhere, since an operator has none; they are charged like others.
+    """
+    reached = set(starts)
+    for op in graph.operators.values():
+        if op.type not in SOURCES and any(tensor.name in reached for _, tensor in op.operands):
+            reached.update(tensor.name for tensor in op.outputs)
+    return reached

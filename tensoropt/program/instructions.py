@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Iterable
 
 from ..common.settings import LAG
 from ..costs.collective_workspace import in_graph_bytes, nccl_bytes, workspace_bytes
@@ -18,10 +16,8 @@ from ..reschedule.layout import Axes
 from ..reschedule.path import Path
 from ..reschedule.rank_steps import as_rank, rank_step
 from ..reschedule.steps import Step
-from ..sharding.resharding import PathFinder
 from ..sharding.strategy import StrategyView
 from .einsum_scratch import einsum_scratch_bytes, equation_of_gradient
-from .gradient_flow import operand_of
 from .liveness import Buffer, Instruction
 
 COLLECTIVES_WORKSPACE, NCCL_BUFFERS = "workspace of collectives", "NCCL's buffers"
@@ -33,15 +29,14 @@ class Instructions:
     Attributes:
         view: the strategy on its graph.
         costing: the costs of operators; says what composite operators save inside.
-        path_finder: finds the path of each resharding.
         overlaps: whether communication overlaps with compute, in a chain of its own.
         lasting: the buffers that stay alive to the end.
         passes: of a stage of a pipeline, the index of the instruction before each of its passes, and of that behind the
             last.
     """
 
-    def __init__(self, view: StrategyView, costing: OperatorCosting, path_finder: PathFinder) -> None:
-        self.view, self.costing, self.path_finder = view, costing, path_finder
+    def __init__(self, view: StrategyView, costing: OperatorCosting) -> None:
+        self.view, self.costing = view, costing
         self.overlaps = costing.reshardings.overlaps
         self.lasting: list[Buffer] = []
         self.passes: list[int] = []
@@ -141,16 +136,6 @@ class Instructions:
             self._workspace[key] = max(self._workspace[key], n_bytes)
         return moved
 
-    @contextmanager
-    def perhaps_later(self) -> Iterator[None]:
-        """Mark the instructions that are added in this context as not certain to free Python's memory.
-
-        Nothing waits for them, so they may run later.
-        """
-        n_before = len(self._program)
-        yield
-        self._program[n_before:] = [replace(instruction, calls_python=False) for instruction in self._program[n_before:]]
-
     def finished(self) -> list[Instruction]:
         """Return all instructions; the last one reads the buffers that stay alive to the end."""
         self.catch_up()
@@ -165,7 +150,7 @@ class Instructions:
         """Return the bytes of the largest shard of an operand; every micro-batch asks for them."""
         key = op.name, position
         if key not in self._operand_bytes:
-            self._operand_bytes[key] = shard_bytes(operand_of(op, position), self.view.sharding(op, position).layout)
+            self._operand_bytes[key] = shard_bytes(op.operand(position), self.view.sharding(op, position).layout)
         return self._operand_bytes[key]
 
     def result_bytes(self, op: Operator, tensor: Tensor) -> int:

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..ir.graph import Graph
-from .gradient_flow import operand_of
 from .step import StepProgram
 from .tasks import BACKWARD, COMPUTE, COMPUTING, FEED, REMATERIALIZED, RESHARD, RESULT, SUM, UPDATE, Site, Task, Value
 
@@ -108,7 +107,7 @@ class _Check:
             for index, value in task.gradients:
                 self._complete_at(op.outputs[index].name, task, value)
             for value in task.writes:
-                self._add_part(operand_of(op, value.site.position).name, value)
+                self._add_part(op.operand(value.site.position).name, value)
         else:
             for value in gradients if task.site.name not in self.graph.lookups else ():
                 self._complete_at(self.graph.operators[task.site.name].result.name, task, value)

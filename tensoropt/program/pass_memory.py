@@ -25,12 +25,10 @@ from ..sharding.resharding import PathFinder
 from ..sharding.strategy import StrategyView
 from .buffers import TaskBuffers
 from .liveness import Instruction, peak_of_program
-from .passes import BACKWARD, FORWARD, PARAMETERS, Pass
+from .passes import WORKS, Pass
 from .peak import MOST_MICRO_BATCHES
 from .stage_ends import StageEnds
 from .step import step_program
-
-_WORKS = (FORWARD, BACKWARD, PARAMETERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +147,7 @@ def peak_together(
 
 def _with_parameters(order: Iterable[Pass]) -> list[tuple[int, int, int]]:
     """Return the passes as stage, micro-batch and number of the work, each backward pass with that of its parameters."""
-    passes = [(run.stage, run.micro_batch, _WORKS.index(run.work)) for run in order]
+    passes = [(run.stage, run.micro_batch, WORKS.index(run.work)) for run in order]
     if any(work == 2 for *_, work in passes):
         return passes
     return [row for stage, index, work in passes for row in ((stage, index, work), (stage, index, 2))[: 1 + (work == 1)]]

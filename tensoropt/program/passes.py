@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from tabulate import tabulate
 
-FORWARD, BACKWARD, PARAMETERS = "forward", "backward", "parameters"
+FORWARD, BACKWARD, PARAMETERS = WORKS = "forward", "backward", "parameters"
 """The kinds of passes of a micro-batch: the forward pass; the backward pass, which computes all gradients, or those that an
 earlier stage waits for; and the pass that computes the gradients of parameters which the backward pass has left."""
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ..ir.graph import Operator, Tensor
 from ..ir.views import viewed_operand
-from ..sharding.resharding import Resharding
-from .gradient_flow import GradientFlow, operand_of
+from ..reschedule.path import Path
+from .gradient_flow import GradientFlow
 from .tasks import AGAIN, COMPUTE, COMPUTING, OPERAND, OPERATOR, REMATERIALIZED, RESHARD, RESULT, SHARED, Site, Task, Value
 
 
@@ -52,24 +52,23 @@ class Residuals:
 
     def _communicates(self, op: Operator, position: int, tensor: Tensor) -> bool:
         """Return whether a collective regathers an operand, or the shared copy that it comes from, whoever reads it then."""
-        to_shared, path_finder = self.flow.to_shared(tensor), self.flow.path_finder
-        if self.view.is_regathered(op, position) and path_finder.paths(self._resharding(op, position)).forward.communicates:
+        if self.view.is_regathered(op, position) and self._path(Site(OPERAND, op.name, position)).communicates:
             return True
-        if to_shared is None or not self.view.reads_regathered(op, position):
-            return False
-        return path_finder.paths(to_shared).forward.communicates
+        is_shared = tensor.name in self.view.strategy.shared and self.view.reads_regathered(op, position)
+        return is_shared and self._path(Site(SHARED, tensor.name)).communicates
 
-    def _resharding(self, op: Operator, position: int) -> Resharding:
-        return self.view.resharding(operand_of(op, position), self.view.sharding(op, position))
+    def _path(self, site: Site) -> Path:
+        """Return the path to an operand or to a shared copy."""
+        return self.flow.path_finder.paths(self.flow.resharded(site)[1]).forward
 
     def _operand(self, op: Operator, position: int) -> Value:
         """Return an operator's operand as the backward pass reads it, and regather or rematerialize it if need be."""
         key, first = (op.name, position), Value(Site(OPERAND, op.name, position))
         if key in self._operands or self.flow.accumulates(op, position):
             return self._operands.get(key, first)
-        tensor = operand_of(op, position)
+        tensor = op.operand(position)
         source = self._source(op, position, tensor)
-        path = self.flow.path_finder.paths(self._resharding(op, position)).forward
+        path = self._path(first.site)
         follows = source.version == AGAIN and not path.communicates
         if not path.steps and source.version == AGAIN:
             self._operands[key] = Value(first.site, AGAIN)
@@ -84,10 +83,10 @@ class Residuals:
     def _source(self, op: Operator, position: int, tensor: Tensor) -> Value:
         """Return what an operand is resharded from: the result, or the copy that all consumers share; made again if need
         be."""
-        result, to_shared = self._result(tensor), self.flow.to_shared(tensor)
-        if to_shared is None:
+        result, site = self._result(tensor), Site(SHARED, tensor.name)
+        if tensor.name not in self.view.strategy.shared:
             return result
-        path, site = self.flow.path_finder.paths(to_shared).forward, Site(SHARED, tensor.name)
+        path = self._path(site)
         follows = result.version == AGAIN and not path.communicates
         if tensor.name not in self._shared and (follows or self.view.reads_regathered(op, position)):
             stream = self.flow.stream(path)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from ..ir.graph import TrainStep
-from ..sharding.update_resharding import row_reshardings
 from .gradient_flow import GradientFlow
 from .tasks import BACKWARD, OPERATOR, RESHARD, RESULT, RETURNED, UPDATE, Site, Task, Value, source_of
 
@@ -35,8 +33,8 @@ class Updates:
         step: TrainStep,
         arrived: Mapping[Site, Value],
         rows: Mapping[Site, Sequence[Value]],
-        values: Mapping[str, Value] = MappingProxyType({}),
-        hyperparameters: Sequence[Value] = (),
+        values: Mapping[str, Value],
+        hyperparameters: Sequence[Value],
     ) -> None:
         """Add the updates of a training step.
 
@@ -82,14 +80,7 @@ class Updates:
             returned = []
             for gradient, site in gradients:
                 returned.append(gradient._replace(site=site, version=RETURNED, n_summed=0))
-                self.tasks.append(
-                    Task(RESHARD, BACKWARD, site, (gradient,), (returned[-1],), stream=self._stream_of_rows(site))
-                )
+                path = self.flow.path_finder.paths(self.flow.resharded(site)[1]).forward
+                stream = self.flow.stream(path, is_overlappable=True)
+                self.tasks.append(Task(RESHARD, BACKWARD, site, (gradient,), (returned[-1],), stream=stream))
             self.tasks.append(Task(UPDATE, BACKWARD, Site(OPERATOR, name), (*returned, *others), (), step=step))
-
-    def _stream_of_rows(self, site: Site) -> str:
-        """Return the stream in which the gradient of what a lookup found is sent to every device."""
-        flow, view = self.flow, self.flow.view
-        op = view.graph.producers[site.name]
-        _, resharding = row_reshardings(op, view.rules[op.name], view.strategy.configs[op.name])
-        return flow.stream(flow.path_finder.paths(resharding).forward, is_overlappable=True)

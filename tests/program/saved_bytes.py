@@ -34,7 +34,7 @@ class SavedBytes:
         self._viewed: dict[Value, Value] = {}
         for task in self.program.tasks:
             is_copy = task.work == RESHARD and task.direction == FORWARD
-            if is_copy and views_operand(path_finder.paths(self.at.resharding_at(task.site)[1]).forward):
+            if is_copy and views_operand(path_finder.paths(self.at.flow.resharded(task.site)[1]).forward):
                 self._viewed[task.writes[0]] = task.reads[0]
         read = self._read()
         fixed = sum(self._fixed_bytes(op) for op in view.graph.step_operators)
@@ -95,7 +95,7 @@ class SavedBytes:
                 if self.view.graph.producers[site.name].type not in (VARIABLE, CONSTANT):
                     total += shard_bytes(tensor, self.view.layout(tensor))
             else:
-                tensor, resharding = self.at.resharding_at(site)
+                tensor, resharding = self.at.flow.resharded(site)
                 total += shard_bytes(tensor, resharding.sharding.layout)
         return total
 

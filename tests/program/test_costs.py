@@ -36,7 +36,7 @@ def time_ns(view: StrategyView, costing: OperatorCosting, path_finder: PathFinde
     for task in step_program(view, path_finder).tasks:
         if task.work == RESHARD:
             for value in task.writes:
-                _, resharding = at.resharding_at(value.site)
+                _, resharding = at.flow.resharded(value.site)
                 paths = path_finder.paths(resharding)
                 if task.direction != BACKWARD:
                     total += path_finder.forward_ns(resharding)
@@ -58,7 +58,7 @@ def viewed_again_ns(view: StrategyView, costing: OperatorCosting, path_finder: P
     for task in step_program(view, path_finder).tasks:
         if task.work == RESHARD and task.direction == REMATERIALIZED and task.site.kind == OPERAND:
             is_own = (task.site.name, task.site.position) in view.residual_operands or task.site.name in view.rematerialized
-            _, resharding = at.resharding_at(task.site)
+            _, resharding = at.flow.resharded(task.site)
             if not is_own and not path_finder.paths(resharding).forward.communicates:
                 again += path_finder.forward_ns(resharding)
     return again

@@ -148,7 +148,7 @@ def test_a_rank_computes_on_until_it_needs_a_gradient_that_is_brought_back(expos
     """Where nothing overlaps, it comes to a collective when it can't compute anything else."""
     model, hardware = zoo.record(two_layers, "momentum"), replace(HARDWARE, exposed_share=exposed_share)
     view = random_strategy(model, hardware.mesh(4), 0)
-    out = Instructions(view, costing_of(model.model, hardware, view.strategy.mesh), PathFinder(PlainCosts()))
+    out = Instructions(view, costing_of(model.model, hardware, view.strategy.mesh))
     gradient, returned, other, total = (Buffer(1, use) for use in "abcd")
     out.add([], [gradient])
     out.add([gradient], [returned], calls_python=True, may_wait=True)

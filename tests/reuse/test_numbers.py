@@ -54,8 +54,8 @@ class Watched(EmulatedBackend):
 
     watch: Watch
 
-    def runner(self, path: Path, text: str) -> Runner:
-        run = super().runner(path, text)
+    def runner(self, path: Path, text: str, reduction: str = "sum") -> Runner:
+        run = super().runner(path, text, reduction)
 
         def watched(*shards: np.ndarray) -> Sequence[np.ndarray]:
             self.watch.look()

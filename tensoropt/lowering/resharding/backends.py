@@ -42,14 +42,12 @@ class EmulatedBackend(_Unwatched):
         """Return a new emitter for one graph."""
         return Callbacks(self)
 
-    def runner(self, path: Path, text: str) -> Runner:
+    def runner(self, path: Path, text: str, reduction: str = "sum") -> Runner:
         """Return a function that simulates a path, from the shards of all ranks before it to those after it."""
-        return lambda *shards: simulate(path, shards)
-
-    def maximum(self, path: Path, text: str) -> Runner:
-        """Return a function that simulates a path of one all-reduce that takes maxima."""
+        if reduction == "sum":
+            return lambda *shards: simulate(path, shards)
         (step,) = path.steps
-        return lambda *shards: simulate_all_reduce(shards, self.mesh, step.axes, "max")
+        return lambda *shards: simulate_all_reduce(shards, self.mesh, step.axes, reduction)
 
     def together(self, paths: Sequence[Path], text: str) -> Runner:
         """Return a function that simulates several paths; shards and results are path by path."""
@@ -93,17 +91,14 @@ class CommunicatingBackend(_Unwatched):
         """Return a new emitter for one graph."""
         return Callbacks(self, self.overlappable)
 
-    def runner(self, path: Path, text: str) -> Runner:
+    def runner(self, path: Path, text: str, reduction: str = "sum") -> Runner:
         """Return a function that runs a path, from this rank's shard before it to the shard after it."""
-        rank_path = RankPath.of(with_all_reduces_of_pairs(path) if self.is_over_link else path, self.rank)
-        return self._announced(text, lambda shard: [rank_path.run(shard, self.communicator)])
-
-    def maximum(self, path: Path, text: str) -> Runner:
-        """Return a function that runs a path of one all-reduce that takes maxima, on this rank's shard."""
+        if reduction == "sum":
+            rank_path = RankPath.of(with_all_reduces_of_pairs(path) if self.is_over_link else path, self.rank)
+            return self._announced(text, lambda shard: [rank_path.run(shard, self.communicator)])
         (step,) = path.steps
-        return self._announced(
-            text, lambda shard: [self.communicator.all_reduce(step.group_axes, np.ascontiguousarray(shard), "max")]
-        )
+        reduce = self.communicator.all_reduce
+        return self._announced(text, lambda shard: [reduce(step.group_axes, np.ascontiguousarray(shard), reduction)])
 
     def together(self, paths: Sequence[Path], text: str) -> Runner:
         """Return a function that sums several arrays in one all-reduce, over the axes that all paths share."""

@@ -150,7 +150,7 @@ class InGraph:
         """Return the local value after a path."""
         (value,) = values
         # In a name scope that isn't that of the gradients: what follows from a collective mustn't stop the backward pass
-        # (:mod:`..schedule`).
+        # (:mod:`..order`).
         with tf.name_scope(_SCOPE), tf.control_dependencies(request.after):
             for step in path.steps:
                 name = _NO_NAME.sub(".", f"{step.kind}_{'_'.join(map(str, step.group_axes))}_for_{request.operator}")
@@ -245,11 +245,6 @@ class InGraph:
         return result
 
 
-def _box(part: Slices) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return where a part begins and where it ends, as constants."""
-    return opaque([bounds.start for bounds in part], tf.int32), opaque([bounds.stop for bounds in part], tf.int32)
-
-
 def _size(layout: Layout, shape: Shape, rank: int) -> int:
     """Return the number of elements of a rank's shard."""
     return math.prod(layout.local_shape(shape, rank))
@@ -292,7 +287,7 @@ def _shards(flat: tf.Tensor, parts: Sequence[Slices]) -> list[tf.Tensor]:
 def _placed(result: tf.Tensor, parts: Sequence[Slices], shards: Sequence[tf.Tensor]) -> tf.Tensor:
     """Return a tensor with ``shards`` written to ``parts``: in place, where nothing else reads the tensor."""
     for part, shard in zip(parts, shards, strict=True):
-        start, end = _box(part)
+        start, end = opaque([bounds.start for bounds in part], tf.int32), opaque([bounds.stop for bounds in part], tf.int32)
         strides = np.ones(len(part), np.int32)
         result = tf.raw_ops.TensorStridedSliceUpdate(input=result, begin=start, end=end, strides=strides, value=shard)
     return result

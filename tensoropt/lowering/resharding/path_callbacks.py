@@ -75,16 +75,13 @@ class PathEmitter(Protocol):
 class Runners(Protocol):
     """A maker of functions that run paths on arrays."""
 
-    def runner(self, path: Path, text: str) -> Runner:
+    def runner(self, path: Path, text: str, reduction: str = "sum") -> Runner:
         """Return a function from the ranks' shards before a path to those after it.
 
         Args:
             text: the path's collectives, for messages.
+            reduction: "sum", or "max" for a path of one all-reduce that takes maxima.
         """
-        ...
-
-    def maximum(self, path: Path, text: str) -> Runner:
-        """Return such a function for a path of one all-reduce that takes maxima instead of sums."""
         ...
 
     def together(self, paths: Sequence[Path], text: str) -> Runner:
@@ -112,36 +109,34 @@ class Callbacks:
 
     def emit(self, path: Path, values: Values, request: CollectiveRequest) -> Values:
         """Return the local values after a path."""
-        runners = self._runners(request)
-        runner = runners.runner(path, request.what) if request.reduction == "sum" else runners.maximum(path, request.what)
-        results = self._call(runner, values, request)
-        for result in results:
-            result.set_shape(shape_after(path.steps[-1], path.shape))
-        return results
+        runner = self._runners(request).runner(path, request.what, request.reduction)
+        return self._call(runner, [path], [values], request)[0]
 
     def emit_together(self, paths: Sequence[Path], values: Sequence[Values], request: CollectiveRequest) -> list[Values]:
         """Return, by path, the local values after paths that share one all-reduce."""
-        runner = self._runners(request).together(paths, request.what)
-        results = iter(self._call(runner, [value for path_values in values for value in path_values], request))
-        sums = [[next(results) for _ in path_values] for path_values in values]
-        for path, path_sums in zip(paths, sums, strict=True):
-            for result in path_sums:
-                result.set_shape(shape_after(path.steps[-1], path.shape))
-        return sums
+        return self._call(self._runners(request).together(paths, request.what), paths, values, request)
 
     def _runners(self, request: CollectiveRequest) -> Runners:
         """Return what makes the functions for a request: that of the request's chain."""
         return self.overlappable if request.is_overlappable and self.overlappable is not None else self.runners
 
-    def _call(self, runner: Runner, values: Values, request: CollectiveRequest) -> Values:
-        """Emit a callback at the end of its chain; return what the runner makes of the local values."""
-        is_overlappable, n_values = request.is_overlappable and self.overlappable is not None, len(values)
+    def _call(
+        self, runner: Runner, paths: Sequence[Path], values: Sequence[Values], request: CollectiveRequest
+    ) -> list[Values]:
+        """Emit a callback at the end of its chain; return, by path, what the runner makes of the local values."""
+        operands = [value for path_values in values for value in path_values]
+        is_overlappable, n_values = request.is_overlappable and self.overlappable is not None, len(operands)
 
         def run(*shards: np.ndarray) -> list[np.ndarray]:
             return runner(*shards[:n_values])
 
         # The values that must have been computed before are operands too, for the same reason as the chain is one of data.
-        return self.call(run, [*values, *request.after], [values[0].dtype] * n_values, is_overlappable)
+        results = iter(self.call(run, [*operands, *request.after], [operands[0].dtype] * n_values, is_overlappable))
+        by_path = [[next(results) for _ in path_values] for path_values in values]
+        for path, path_results in zip(paths, by_path, strict=True):
+            for result in path_results:
+                result.set_shape(shape_after(path.steps[-1], path.shape))
+        return by_path
 
     def call(
         self, run: Runner, operands: Sequence[tf.Tensor], dtypes: Sequence[tf.DType], is_overlappable: bool = False

@@ -137,8 +137,6 @@ class Resharder:
 
     def send_back_together(self, paths: Sequence[Path], values: Sequence[Values], operators: Sequence[str]) -> list[Values]:
         """Return, by path, the sums over devices of gradients that only updates wait for, in one collective."""
-        if len(paths) == 1:
-            return [self.run(paths[0], values[0], operators[0], is_overlappable=True)]
         (step,), parts = paths[0].steps, tuple((name, path.shape) for name, path in zip(operators, paths, strict=True))
         shape = (sum(math.prod(path.shape) for path in paths),)
         entry = Collective(step.kind, axes_text(step.group_axes), shape, values[0][0].dtype.name, operators[0], True, parts)

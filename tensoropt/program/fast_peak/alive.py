@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from ..compiled import inner as compiled
+from ..compiled import njit
 from . import array_layout as ix
 from . import columns as c
-from .compilation import compiled, entry, sources_digest
 from .instruct import write_instructions
+from .running import N_WORKSPACES
 from .step_records import write_records
-
-N_WORKSPACES = len(c.WORKSPACES)
 
 
 @compiled
@@ -130,7 +132,11 @@ def _peak(m: Any, alive: int) -> int:
 
 
 def _kernel(digest: int) -> Callable[[Any, Any, Any, Any, int], int]:
-    """Return the kernel that Python calls, for these sources."""
+    """Return the kernel that Python calls, compiled by Numba with all that it calls, cached on disk and without the GIL.
+
+    The digest, a number of at least 0 that is another one when a file of this package changes, is part of the key by which
+    Numba finds the compiled code; without it a change of another file than this one would go unnoticed.
+    """
 
     def count_peak(o: Any, t: Any, r: Any, m: Any, overlaps: int) -> int:
         if digest < 0:
@@ -140,8 +146,8 @@ def _kernel(digest: int) -> Callable[[Any, Any, Any, Any, int], int]:
         initial = _find_ends(m)
         return _peak(m, _lasting(o, t, r, m) + initial)
 
-    return entry(count_peak)
+    return njit(count_peak, cache=True, error_model="numpy")
 
 
-count_peak = _kernel(sources_digest())
+count_peak = _kernel(zlib.crc32(b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))))
 """Return the most bytes that are alive at once in the step of a strategy, given the row of each site."""

@@ -7,23 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..compiled import inner as compiled
 from . import array_layout as ix
 from . import columns as c
+from . import written as w
 from .columns import WIDTH
-from .compilation import compiled
-from .written import (
-    ACCUMULATE,
-    BEGIN,
-    BEGIN_PASS,
-    COMPUTE_AGAIN,
-    GRADIENT,
-    RESHARD_AGAIN,
-    RETURN,
-    SEND,
-    SUM,
-    append_record,
-    is_wanted,
-)
+from .written import append_record, is_wanted
 
 DEFERRED, URGENT, BOTH = range(3)
 
@@ -58,29 +47,29 @@ def _need(o: Any, m: Any, number: int, index: int) -> int:
     record = m[ix.RECORDS] + WIDTH * number
     kind, x, y, z, needed = m[record], m[record + 1], m[record + 2], m[record + 3], m[ix.NEEDED]
     part = DEFERRED
-    if kind == BEGIN:
+    if kind == w.BEGIN:
         part = m[needed + y]
-    elif kind == SUM:
+    elif kind == w.SUM:
         part = m[needed + z]
         if part:
             m[needed + x] = 1
             m[needed + y] = 1
-    elif kind == RETURN:
+    elif kind == w.RETURN:
         part = m[needed + z]
         if part:
             m[needed + y] = 1
-    elif kind == GRADIENT:
+    elif kind == w.GRADIENT:
         part = _part_of_gradients(o, m, record, index)
         if part:
             _need_values(m, y, z, 1)
             _need_values(m, y + z, m[record + 4], 0)
-    elif kind == RESHARD_AGAIN:
+    elif kind == w.RESHARD_AGAIN:
         part = m[m[ix.NEEDED_AGAIN] + x]
         if part:
             if y & 1:
                 m[m[ix.NEEDED_AGAIN] + (y >> 1)] = 1
             _need_values(m, m[record + 4], m[record + 5], 1)
-    elif kind == COMPUTE_AGAIN:
+    elif kind == w.COMPUTE_AGAIN:
         for tensor in range(o[o[ix.OUTPUTS] + x], o[o[ix.OUTPUTS] + x + 1]):
             part |= m[m[ix.NEEDED_AGAIN] + tensor]
         if part:
@@ -95,7 +84,7 @@ def _append_part(m: Any, start: int, end: int, kind: int, n: int) -> int:
     part = DEFERRED
     for number in range(start, end):
         record = m[ix.RECORDS] + WIDTH * number
-        if m[record] == ACCUMULATE:  # it comes right after the gradient that it adds
+        if m[record] == w.ACCUMULATE:  # it comes right after the gradient that it adds
             is_in_part = part == kind if part != BOTH else (m[m[ix.NEEDED] + m[record + 2]] != 0) == (kind == URGENT)
         else:
             part = m[m[ix.PART] + number]
@@ -104,7 +93,7 @@ def _append_part(m: Any, start: int, end: int, kind: int, n: int) -> int:
             at = m[ix.DIVIDED] + WIDTH * n
             for i in range(WIDTH):
                 m[at + i] = m[record + i]
-            if m[record] == GRADIENT and part == BOTH:
+            if m[record] == w.GRADIENT and part == BOTH:
                 m[at + 6] = 1 if kind == URGENT else 2
             m[m[ix.PLACE] + number] = n
             n += 1
@@ -147,7 +136,7 @@ def send_back(o: Any, m: Any) -> None:
     for i in range(o[ix.N_RETURNED]):
         at = m[ix.ARRIVED] + o[o[ix.RETURNED] + i]
         if m[at] >= 0:
-            append_record(m, SEND, m[at], 0, 0, 0, 0)
+            append_record(m, w.SEND, m[at], 0, 0, 0, 0)
             m[at] = -1
 
 
@@ -157,7 +146,7 @@ def end_backward(o: Any, m: Any, start: int, index: int, first_gradient: int) ->
     if not o[ix.DIVIDES]:
         send_back(o, m)
         if o[ix.IN_PASSES]:
-            append_record(m, BEGIN_PASS, 0, 0, 0, 0, 0)
+            append_record(m, w.BEGIN_PASS, 0, 0, 0, 0, 0)
         return
     end = m[ix.N_RECORDS]
     _find_parts(o, m, start, index, first_gradient)
@@ -167,7 +156,7 @@ def end_backward(o: Any, m: Any, start: int, index: int, first_gradient: int) ->
     _put(m, 0, n_urgent)
     send_back(o, m)
     if o[ix.IN_PASSES]:
-        append_record(m, BEGIN_PASS, 0, 0, 0, 0, 0)
+        append_record(m, w.BEGIN_PASS, 0, 0, 0, 0, 0)
     n_added = m[ix.N_RECORDS] - start - n_urgent
     _put(m, n_urgent, n - n_urgent)
     for i in range(o[ix.N_TENSORS]):

@@ -11,30 +11,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..compiled import inner as compiled
 from . import array_layout as ix
 from . import columns as c
+from . import written as w
 from .columns import WIDTH
-from .compilation import compiled
 from .running import N_WORKSPACES, add, catch_up, copy_of, may_overwrite, move, move_back, new_buffer, read, write
 from .updates import begin_micro_batch, begin_pass, update, update_rows
-from .written import (
-    ACCUMULATE,
-    BEGIN,
-    BEGIN_PASS,
-    COMPUTE,
-    COMPUTE_AGAIN,
-    GRADIENT,
-    MICRO_BATCH,
-    RECEIVE,
-    RESHARD,
-    RESHARD_AGAIN,
-    RETURN,
-    SEND,
-    SUM,
-    TAKE,
-    WRITE,
-    is_wanted,
-)
+from .written import is_wanted
 
 
 @compiled
@@ -200,38 +184,38 @@ def _run(o: Any, t: Any, r: Any, m: Any, number: int, overlaps: int) -> None:
     """Add the instructions of a record."""
     record, made, gradients, first = m[ix.RECORDS] + WIDTH * number, m[ix.MADE], m[ix.OF_GRADIENT], 2 * o[ix.N_TENSORS]
     kind, x, y, z = m[record], m[record + 1], m[record + 2], m[record + 3]
-    if kind == RESHARD:
+    if kind == w.RESHARD:
         m[made + x] = copy_of(o, t, m, r[x], y >> 1, overlaps)
-    elif kind == COMPUTE:
+    elif kind == w.COMPUTE:
         _compute(o, t, r, m, x, overlaps)
-    elif kind == WRITE:
+    elif kind == w.WRITE:
         for operand in range(o[o[ix.OPERANDS] + x], o[o[ix.OPERANDS] + x + 1]):
             read(m, m[made + m[m[ix.ROOT] + first + operand]])
         add(m, 0, 0, 0, overlaps)
-    elif kind == BEGIN:
+    elif kind == w.BEGIN:
         read(m, _of_value(m, x))
         add(m, 0, 0, 0, overlaps)
         m[gradients + y] = m[gradients + z] if z >= 0 else new_buffer(o, m, o[ix.LOSS_BYTES], 0)
-    elif kind == RESHARD_AGAIN:
+    elif kind == w.RESHARD_AGAIN:
         m[m[ix.MADE_AGAIN] + x] = move(o, t, m, r[x], _of_value(m, y), m[gradients + z], overlaps)
-    elif kind == COMPUTE_AGAIN:
+    elif kind == w.COMPUTE_AGAIN:
         _compute_again(o, t, r, m, x, y, overlaps)
-    elif kind == GRADIENT:
+    elif kind == w.GRADIENT:
         _compute_gradients(o, t, r, m, record, overlaps)
-    elif kind in (SUM, ACCUMULATE):
+    elif kind in (w.SUM, w.ACCUMULATE):
         m[gradients + z] = _sum(o, m, m[gradients + x], m[gradients + y], overlaps)
-    elif kind == MICRO_BATCH:
+    elif kind == w.MICRO_BATCH:
         begin_micro_batch(o, m, x, overlaps)
-    elif kind in (TAKE, RECEIVE):
-        m[made + x] = new_buffer(o, m, t[r[x], c.N_BYTES], kind == RECEIVE)
+    elif kind in (w.TAKE, w.RECEIVE):
+        m[made + x] = new_buffer(o, m, t[r[x], c.N_BYTES], kind == w.RECEIVE)
         write(m, m[made + x])
-        add(m, 0, kind == RECEIVE, 0, overlaps)
-    elif kind == SEND:
+        add(m, 0, kind == w.RECEIVE, 0, overlaps)
+    elif kind == w.SEND:
         read(m, m[gradients + x])
         add(m, 0, 0, 0, overlaps)
-    elif kind == BEGIN_PASS:
+    elif kind == w.BEGIN_PASS:
         begin_pass(o, m, x, overlaps)
-    elif kind == RETURN:
+    elif kind == w.RETURN:
         tensor = o[o[ix.TENSOR] + x - first] if x >= first else x - o[ix.N_TENSORS]
         m[gradients + z] = move_back(o, t, m, r[x], m[gradients + y], o[o[ix.IS_OVERLAPPABLE] + tensor], overlaps)
 

@@ -16,6 +16,7 @@ from ...ir.graph import PLACEHOLDER, SOURCES, Graph, Operator, Tensor
 from ...ir.views import viewed_operand
 from ..buffers import OVERWRITE, PASSED_ON, PRODUCTS
 from ..deferral import has_separate_gradients
+from ..gradient_flow import reached_from
 from ..peak import MOST_MICRO_BATCHES
 from ..stage_ends import StageEnds
 from . import array_layout as ix
@@ -109,7 +110,7 @@ def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_op
     received, returned = ends.received, ends.returned
     starts = {*row_names, *returned, *(dense if micro_batching is None else filter(graph.accumulates, graph.tensors))}
     starts_once = {*dense, *returned}
-    reached, reached_once = _reached(graph, starts), _reached(graph, starts_once)
+    reached, reached_once = reached_from(graph, starts), reached_from(graph, starts_once)
     only_once = micro_batching.once if micro_batching is not None else frozenset()
     first_use: dict[str, int] = {}
     for entry, (_, _, tensor) in enumerate(operands):
@@ -142,7 +143,10 @@ def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_op
         _ints(-1 if op.updates is None else number[graph.operators[op.updates].result.name] for op in operators),
         _ends(map(len, lookups)),
         _ints(number[op.result.name] for of_variable in lookups for op in of_variable),
-        _ints(-1 if _leaves_rows(graph, name) else number[graph.operators[name].result.name] for name in by_rows),
+        _ints(
+            -1 if all(update.leaves_rows for update in graph.updates[name]) else number[graph.operators[name].result.name]
+            for name in by_rows
+        ),
         _ints(tensor.name in graph.made_of_variables for tensor in tensors),
         _ints(number[op.result.name] for op in operators if op.type in SOURCES and op.result.name not in received),
         _ints(number[name] for name in sorted(returned)),
@@ -195,20 +199,6 @@ def _flags(op: Operator, starts: Collection[str], is_taken: bool, received: Coll
     passes = not any(tensor.name in starts for tensor in op.outputs)
     kinds = c.OVERWRITES * (op.type in OVERWRITE) | c.IS_PRODUCT * (op.type in PRODUCTS) | c.PASSES * passes
     return kinds | c.IS_SEPARATE * has_separate_gradients(op)
-
-
-def _leaves_rows(graph: Graph, variable: str) -> bool:
-    """Return whether the updates of a variable change only the rows that were looked up."""
-    return all(update.leaves_rows for update in graph.updates[variable])
-
-
-def _reached(graph: Graph, starts: Collection[str]) -> set[str]:
-    """Return the names of the tensors that depend on the starts, and of the starts."""
-    reached = set(starts)
-    for op in graph.operators.values():
-        if op.type not in SOURCES and any(tensor.name in reached for _, tensor in op.operands):
-            reached.update(tensor.name for tensor in op.outputs)
-    return reached
 
 
 def _ints(values: Any) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Write what is done at a site as records of numbers: what :mod:`..backward` and :mod:`..residuals` do with objects.
 
 A *value* is a number: twice its place, and one more if it was made again in the backward pass. A *gradient* is a number, in
-the order in which gradients are made. A record has six numbers: what is done, where, and what it reads and makes.
+the order in which gradients are made. A record has seven numbers: what is done, where, what it reads and makes, and which
+part of a divided backward pass it is.
 
 In all kernels ``o`` is the outline and ``m`` the arena (:mod:`.array_layout`), ``t`` the table of rows
 and ``r`` a site's row.
@@ -12,25 +13,12 @@ from __future__ import annotations
 from typing import Any
 
 from ...sharding.resharding import BUCKET_BYTES
+from ..compiled import inner as compiled
 from . import array_layout as ix
 from . import columns as c
+from . import written as w
 from .columns import WIDTH
-from .compilation import compiled
-from .written import (
-    ACCUMULATE,
-    COMPUTE_AGAIN,
-    GRADIENT,
-    RESHARD,
-    RESHARD_AGAIN,
-    RETURN,
-    add_value,
-    append_record,
-    arrive,
-    is_wanted,
-    made_by,
-    note_read,
-    push,
-)
+from .written import add_value, append_record, arrive, is_wanted, made_by, note_read, push
 
 
 @compiled
@@ -43,12 +31,12 @@ def reshard(o: Any, t: Any, r: Any, m: Any, operand: int) -> None:
             m[root + shared] = source
             if t[r[shared], c.HAS_STEPS]:
                 m[root + shared] = shared
-                append_record(m, RESHARD, shared, 2 * source, 0, 0, 0)
+                append_record(m, w.RESHARD, shared, 2 * source, 0, 0, 0)
         source = m[root + shared]
     m[root + site] = source
     if t[r[site], c.HAS_STEPS]:
         m[root + site] = site
-        append_record(m, RESHARD, site, 2 * source, 0, 0, 0)
+        append_record(m, w.RESHARD, site, 2 * source, 0, 0, 0)
 
 
 @compiled
@@ -62,7 +50,7 @@ def _read_again(o: Any, t: Any, r: Any, m: Any, site: int, after: int) -> None:
         if m[again + shared] < 0 and (follows or t[r[site], c.READS_REGATHERED]):
             m[again + shared] = source
             if t[r[shared], c.HAS_STEPS]:
-                append_record(m, RESHARD_AGAIN, shared, source, after, m[ix.FIRST_AFTER], m[ix.N_AFTER])
+                append_record(m, w.RESHARD_AGAIN, shared, source, after, m[ix.FIRST_AFTER], m[ix.N_AFTER])
                 note_read(o, m, source)
                 m[again + shared] = 2 * shared + 1
         source = m[again + shared] if m[again + shared] >= 0 else 2 * m[root + shared]
@@ -70,7 +58,7 @@ def _read_again(o: Any, t: Any, r: Any, m: Any, site: int, after: int) -> None:
     if not t[r[site], c.HAS_STEPS] and source & 1:
         m[again + site] = source
     elif t[r[site], c.HAS_STEPS] and (follows or t[r[site], c.REGATHERED]):
-        append_record(m, RESHARD_AGAIN, site, source, after, m[ix.FIRST_AFTER], m[ix.N_AFTER])
+        append_record(m, w.RESHARD_AGAIN, site, source, after, m[ix.FIRST_AFTER], m[ix.N_AFTER])
         note_read(o, m, source)
         m[again + site] = 2 * site + 1
     else:
@@ -81,7 +69,7 @@ def _read_again(o: Any, t: Any, r: Any, m: Any, site: int, after: int) -> None:
 def _compute_again(o: Any, m: Any, operator: int) -> None:
     """Write an operator's rematerialization, from operands as the backward pass reads them."""
     again, first = m[ix.AGAIN], 2 * o[ix.N_TENSORS]
-    append_record(m, COMPUTE_AGAIN, operator, m[ix.N_VALUES], 0, m[ix.FIRST_AFTER], m[ix.N_AFTER])
+    append_record(m, w.COMPUTE_AGAIN, operator, m[ix.N_VALUES], 0, m[ix.FIRST_AFTER], m[ix.N_AFTER])
     for operand in range(o[o[ix.OPERANDS] + operator], o[o[ix.OPERANDS] + operator + 1]):
         value = m[again + first + operand]
         add_value(m, first + operand, value)
@@ -174,7 +162,7 @@ def _return(o: Any, t: Any, r: Any, m: Any, site: int) -> None:
     if not t[r[site], c.HAS_BACK]:
         return
     if key < 0:
-        number = append_record(m, RETURN, site, gradient, m[ix.N_GRADIENTS], 0, 0)
+        number = append_record(m, w.RETURN, site, gradient, m[ix.N_GRADIENTS], 0, 0)
         _arrive_back(o, t, r, m, site, made_by(m, number))
         return
     bucket, waiting = m[ix.BUCKETS] + 3 * key, m[ix.BUCKETED] + 3 * m[ix.N_BUCKETED]
@@ -196,7 +184,7 @@ def send(o: Any, t: Any, r: Any, m: Any, key: int) -> None:
     for i in range(m[ix.N_BUCKETED]):
         waiting, free = all_waiting + 3 * i, all_waiting + 3 * n_kept
         if m[waiting + 2] == key:
-            number = append_record(m, RETURN, m[waiting], m[waiting + 1], m[ix.N_GRADIENTS], 0, 0)
+            number = append_record(m, w.RETURN, m[waiting], m[waiting + 1], m[ix.N_GRADIENTS], 0, 0)
             made_by(m, number)
             m[stack + n_sent] = m[waiting]
             n_sent += 1
@@ -258,7 +246,7 @@ def through(o: Any, t: Any, r: Any, m: Any, operator: int, index: int) -> None:
             m[arrived + tensor] = -1
     if n_wanted == 0:
         return
-    number = append_record(m, GRADIENT, operator, first_value, n_taken, 0, m[ix.N_GRADIENTS])
+    number = append_record(m, w.GRADIENT, operator, first_value, n_taken, 0, m[ix.N_GRADIENTS])
     for operand in range(first_operand, end_operand):
         if o[o[ix.OF_OPERAND] + operand] & c.RESIDUAL:
             value = m[again + first + operand]
@@ -280,7 +268,7 @@ def through(o: Any, t: Any, r: Any, m: Any, operator: int, index: int) -> None:
             if o[o[ix.OF_OPERAND] + operand] & c.ACCUMULATES:
                 total = m[ix.TOTAL] + operand
                 if m[total] >= 0:
-                    number = append_record(m, ACCUMULATE, m[total], end_made, m[ix.N_GRADIENTS], 0, 0)
+                    number = append_record(m, w.ACCUMULATE, m[total], end_made, m[ix.N_GRADIENTS], 0, 0)
                     m[total] = made_by(m, number)
                 else:
                     m[total] = end_made

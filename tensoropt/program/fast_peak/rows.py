@@ -25,7 +25,7 @@ from ...sharding.consumers import LOSS
 from ...sharding.resharding import PathFinder, halo_resharding
 from ...sharding.strategy import Copy, StrategyView
 from ..buffers import WHICH_CLASS, TaskBuffers
-from ..instructions import Instructions, groups_of, moved_bytes, nccl_workspace, views_operand, workspaces
+from ..instructions import groups_of, moved_bytes, nccl_workspace, views_operand, workspaces
 from ..tasks import OPERAND, OPERATOR, RESULT, SHARED, Site
 from . import columns as c
 from .outline import Outline
@@ -264,17 +264,8 @@ class _Maker:
 
     def __init__(self, rows: Rows, view: StrategyView) -> None:
         self.rows, self.view = rows, view
-        self._buffers: TaskBuffers | None = None
-
-    @property
-    def buffers(self) -> TaskBuffers:
-        if self._buffers is None:
-            self._buffers = TaskBuffers(self.view, self.rows.costing, self.rows.path_finder)
-        return self._buffers
-
-    @property
-    def sizes(self) -> Instructions:
-        return self.buffers.sizes
+        self.buffers = TaskBuffers(view, rows.costing, rows.path_finder)
+        self.sizes = self.buffers.sizes
 
     def of_operator(self, op: Operator) -> int:
         """Add the row of an operator, and of each of its results after it."""
@@ -329,13 +320,13 @@ class _Maker:
 
     def of_lookup(self, op: Operator) -> int:
         """Add the row of what a lookup found, whose gradient is sent to every device for its update."""
-        row, (_, resharding) = [0] * c.N_COLUMNS, self.buffers.resharding_at(Site(RESULT, op.result.name))
+        row, (_, resharding) = [0] * c.N_COLUMNS, self.buffers.flow.resharded(Site(RESULT, op.result.name))
         self._back(row, self.rows.path_finder.paths(resharding).forward, resharding.item_bytes)
         return self.rows.add(row)
 
     def of_resharding(self, site: Site) -> int:
         """Add the row of a resharding."""
-        row, (tensor, resharding) = [0] * c.N_COLUMNS, self.buffers.resharding_at(site)
+        row, (tensor, resharding) = [0] * c.N_COLUMNS, self.buffers.flow.resharded(site)
         paths = self.rows.path_finder.paths(resharding)
         self._forward(row, paths.forward, resharding.item_bytes)
         row[c.IS_FREE], row[c.BUCKET] = int(paths.is_free), -1

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from ...common.settings import LAG
+from ..compiled import inner as compiled
 from . import array_layout as ix
 from . import columns as c
-from .compilation import compiled
 
 NEVER = 1 << 60
 FOR_UPDATES, MAY_WAIT = 1, 2

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..compiled import inner as compiled
 from . import array_layout as ix
 from . import columns as c
-from .compilation import compiled
+from . import written as w
 from .divided import end_backward, send_back
 from .records import arrive_through, reshard, return_through, send, through
-from .written import BEGIN, BEGIN_PASS, COMPUTE, MICRO_BATCH, RECEIVE, TAKE, WRITE, append_record, made_by
+from .written import append_record, made_by
 
 
 @compiled
@@ -24,12 +25,12 @@ def _forward(o: Any, t: Any, r: Any, m: Any, first: int, end: int, index: int) -
     for operator in range(first, end):
         flags = o[o[ix.OF_OPERATOR] + operator]
         if flags & (c.IS_TAKEN | c.IS_RECEIVED):
-            append_record(m, RECEIVE if flags & c.IS_RECEIVED else TAKE, o[o[ix.OUTPUTS] + operator], 0, 0, 0, 0)
+            append_record(m, w.RECEIVE if flags & c.IS_RECEIVED else w.TAKE, o[o[ix.OUTPUTS] + operator], 0, 0, 0, 0)
         if not flags & c.SOURCE:
             for operand in range(o[o[ix.OPERANDS] + operator], o[o[ix.OPERANDS] + operator + 1]):
                 if index == 0 or not o[o[ix.OF_OPERAND] + operand] & c.ACCUMULATES:
                     reshard(o, t, r, m, operand)
-            append_record(m, WRITE if flags & c.WRITES else COMPUTE, operator, 0, 0, 0, 0)
+            append_record(m, w.WRITE if flags & c.WRITES else w.COMPUTE, operator, 0, 0, 0, 0)
         for tensor in range(o[o[ix.OUTPUTS] + operator], o[o[ix.OUTPUTS] + operator + 1]):
             viewed = o[o[ix.VIEWED] + tensor]
             m[root + tensor] = tensor
@@ -70,9 +71,9 @@ def _back_from_loss(o: Any, t: Any, r: Any, m: Any, index: int, seed: int) -> in
     loss = o[ix.N_OPERANDS] - 1
     reshard(o, t, r, m, loss)
     if o[ix.IN_PASSES]:
-        append_record(m, BEGIN_PASS, 0, 0, 0, 0, 0)
+        append_record(m, w.BEGIN_PASS, 0, 0, 0, 0, 0)
     start, first_gradient = m[ix.N_RECORDS], m[ix.N_GRADIENTS]
-    number = append_record(m, BEGIN, 2 * m[m[ix.ROOT] + 2 * o[ix.N_TENSORS] + loss], m[ix.N_GRADIENTS], seed, 0, 0)
+    number = append_record(m, w.BEGIN, 2 * m[m[ix.ROOT] + 2 * o[ix.N_TENSORS] + loss], m[ix.N_GRADIENTS], seed, 0, 0)
     begun = made_by(m, number)
     arrive_through(o, t, r, m, loss, begun)
     return_through(o, t, r, m, loss)
@@ -119,16 +120,16 @@ def write_records(o: Any, t: Any, r: Any, m: Any) -> None:
     for index in range(o[ix.N_MICRO_BATCHES]):
         _begin(o, m)
         if o[ix.IN_PASSES]:
-            append_record(m, BEGIN_PASS, 0, 0, 0, 0, 0)
-        append_record(m, MICRO_BATCH, index, 0, 0, 0, 0)
+            append_record(m, w.BEGIN_PASS, 0, 0, 0, 0, 0)
+        append_record(m, w.MICRO_BATCH, index, 0, 0, 0, 0)
         _forward(o, t, r, m, o[ix.FIRST_RUN], o[ix.N_OPERATORS], index)
         begins = _back_from_loss(o, t, r, m, index, begun)
         begun = begins if index == 0 else begun
     if o[ix.IN_PASSES]:
-        append_record(m, BEGIN_PASS, 1, 0, 0, 0, 0)
+        append_record(m, w.BEGIN_PASS, 1, 0, 0, 0, 0)
     if o[ix.FIRST_RUN]:
         _begin(o, m)
-        start = append_record(m, MICRO_BATCH, -1, 0, 0, 0, 0)
+        start = append_record(m, w.MICRO_BATCH, -1, 0, 0, 0, 0)
         _back_once(o, t, r, m)
     for i in range(m[ix.N_RECORDS]):
         m[m[ix.UPDATED] + i] = -1

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..compiled import inner as compiled
 from . import array_layout as ix
 from . import columns as c
-from .compilation import compiled
 from .running import add, catch_up, end_instruction, move_back, new_buffer, read, write
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..compiled import inner as compiled
 from . import array_layout as ix
 from . import columns as c
-from .compilation import compiled
 
 RESHARD, COMPUTE, WRITE, BEGIN, RESHARD_AGAIN, COMPUTE_AGAIN, GRADIENT, SUM, RETURN, TAKE, MICRO_BATCH = range(11)
 ACCUMULATE, RECEIVE, SEND, BEGIN_PASS = range(11, 15)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .actions import Chain
-from .event_tables import Buffers, WorkTables, event_loop, largest, packed
+from .event_tables import Buffers, WorkTables, largest, packed
 from .network import Network
 from .step_graph import StepGraph
 
@@ -40,13 +40,7 @@ class Event(NamedTuple):
 
 
 class DeltaSimulation:
-    """A simulated step whose nodes' chains can be changed.
-
-    Args:
-        graph: the nodes of the step.
-        chains: the actions of each node.
-        network: what actions occupy.
-    """
+    """A simulated step whose nodes' chains of actions can be changed."""
 
     def __init__(self, graph: StepGraph, chains: Sequence[Chain], network: Network) -> None:
         self._n_classes, self._n_resources = len(network.classes), len(network.resources)
@@ -117,6 +111,8 @@ class DeltaSimulation:
 
     def _run(self, buffers: Buffers, n_same: int) -> int:
         """Process events from the last saved point of at most ``n_same`` events of the kept step; return their number."""
+        from .events import run  # here, since it loads Numba
+
         kept, n_slots = self._kept, len(self._missing)
         chosen = n_same // kept.stride
         tables = (*self._lead, self._chains, *self._tables.packed())
@@ -124,4 +120,4 @@ class DeltaSimulation:
         buffers.arrived = kept.arrived.copy() if chosen else np.full(n_slots, -1)
         state = np.zeros(self._n_resources, np.int64), np.stack([self._missing, *np.zeros((4, n_slots), np.int64)])
         sizes = self._n_from, kept.stride, self._n_classes
-        return int(event_loop().run(tables, *state, buffers.log, buffers.arrived, kept.saved, buffers.saved, *sizes))
+        return int(run(tables, *state, buffers.log, buffers.arrived, kept.saved, buffers.saved, *sizes))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from types import ModuleType
 
 import numpy as np
 
@@ -13,13 +12,6 @@ from .network import Action, Network
 
 Numbers = np.ndarray
 """int64[n]."""
-
-
-def event_loop() -> ModuleType:
-    """Return :mod:`.events`, which is imported when it is first needed: it loads Numba."""
-    from . import events
-
-    return events
 
 
 def packed(values: Iterable[int]) -> Numbers:

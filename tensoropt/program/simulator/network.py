@@ -43,6 +43,10 @@ class Action(NamedTuple):
     of_bucket: int = 0
     submeshes: tuple[int, ...] = ()
 
+    def share(self, time_ns: int) -> int:
+        """Return the part of its bucket's time that an action takes; of one without a bucket all."""
+        return time_ns * self.of_bucket // BUCKET_BYTES if self.of_bucket else time_ns
+
     def __str__(self) -> str:
         if self.kind == COMPUTE:
             return f"compute {self.time_ns} ns"
@@ -82,13 +86,9 @@ class Resource:
 class Network(Protocol):
     """The resources of some hardware, its classes of devices, and the work of each action on them."""
 
-    @property
-    def resources(self) -> tuple[Resource, ...]: ...
-
-    @property
-    def classes(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks of the devices of each class; class i computes on resource i."""
-        ...
+    resources: tuple[Resource, ...]
+    classes: tuple[tuple[int, ...], ...]
+    """The ranks of the devices of each class; class i computes on resource i."""
 
     def works(self, action: Action) -> tuple[Work, ...]:
         """Return what an action is for each class of devices; every class is in one of them, or of its submeshes."""
@@ -112,9 +112,7 @@ class LevelNetwork:
         """Return the work of an action; see :class:`Network`."""
         if action.kind == COMPUTE:
             return (Work((0,), ((0, action.time_ns),)),)
-        time_ns = self.costs.time_ns(action.kind, self._mesh, action.axes, action.n_bytes)
-        if action.of_bucket:
-            time_ns = time_ns * action.of_bucket // BUCKET_BYTES
+        time_ns = action.share(self.costs.time_ns(action.kind, self._mesh, action.axes, action.n_bytes))
         if len(self.resources) == 1:
             return (Work((0,), ((0, time_ns),)),)
         exposed_ns = time_ns - int(time_ns * (1 - self._exposed_share))

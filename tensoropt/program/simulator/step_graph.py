@@ -40,8 +40,7 @@ from ...sharding.strategy import StrategyView
 from .. import tasks as step_tasks
 from ..gradient_flow import GradientFlow
 from ..passes import BACKWARD as BACKWARD_PASS
-from ..passes import FORWARD as FORWARD_PASS
-from ..passes import PARAMETERS, Orders, Pass
+from ..passes import PARAMETERS, WORKS, Orders, Pass
 from ..schedule import PLAIN, StepOrder
 from ..step import StepProgram, whole_program
 from ..tasks import COMPUTE, FEED, GLOBAL, OPERAND, OPERATOR, RESHARD, RESULT, SENT, SHARED, SUM, Site, Task, Value
@@ -52,7 +51,6 @@ SHARE, RESHARDED, SHARE_BACK, RESHARD_BACK = "share", "reshard", "share back", "
 RECOMPUTE, RESHARE, REGATHER, SEND = "recompute", "reshare", "regather", "send"
 HALVES = BACK_FIRST, DEFERRED = "backward, what is sent", "backward, deferred"
 """The parts of an operator's gradients, where a stage defers those that no other waits for: each takes half of the time."""
-_WORKS = (FORWARD_PASS, BACKWARD_PASS, PARAMETERS)
 _KINDS = {
     (COMPUTE, step_tasks.FORWARD): FORWARD, (FEED, step_tasks.FORWARD): FORWARD, (FEED, step_tasks.BACKWARD): LOSS,
     (COMPUTE, step_tasks.BACKWARD): BACKWARD, (COMPUTE, step_tasks.REMATERIALIZED): RECOMPUTE,
@@ -108,8 +106,8 @@ class StepGraph:
 
     nodes: tuple[StepNode, ...]
     waits_for: tuple[tuple[int, ...], ...]
-    by_operator: dict[str, tuple[int, ...]]
-    by_tensor: dict[str, tuple[int, ...]]
+    by_operator: Mapping[str, Sequence[int]]
+    by_tensor: Mapping[str, Sequence[int]]
 
     @cached_property
     def leads_to(self) -> tuple[tuple[int, ...], ...]:
@@ -221,7 +219,7 @@ class _Building:
             for index, (task, nodes) in enumerate(task_nodes(stage.program, stage.flow)):
                 self._add(task, tuple(node._replace(stage=number) for node in nodes), self._pass_at(index))
         for join, run in self._ends.items():
-            before = [run._replace(work=work) for work in _WORKS[: _WORKS.index(run.work) + 1]]
+            before = [run._replace(work=work) for work in WORKS[: WORKS.index(run.work) + 1]]
             last_nodes = [node for earlier in before for node in self._nodes_of.get(earlier, ())]
             waited_for = {before for node in last_nodes for before in self.waits[node]}
             self.waits[join] = dict.fromkeys(node for node in last_nodes if node not in waited_for)
@@ -237,7 +235,7 @@ class _Building:
         at = bisect_right(passes, index) - 1
         if not 0 <= at < len(passes) - 1:
             return None
-        work = _WORKS[at % 3]
+        work = WORKS[at % 3]
         return Pass(self.at, at // 3, BACKWARD_PASS if work == PARAMETERS and self.at not in self._defers else work)
 
     def _add(self, task: Task, nodes: tuple[StepNode, ...], run: Pass | None) -> None:
@@ -281,7 +279,7 @@ class _Building:
 
     def _end_of(self, run: Pass) -> StepNode:
         """Return the node that waits for the end of a pass, and of those before it of its micro-batch and stage."""
-        join = StepNode(JOIN, Site(OPERATOR, "micro-batch"), "", run.micro_batch, _WORKS.index(run.work), run.stage)
+        join = StepNode(JOIN, Site(OPERATOR, "micro-batch"), "", run.micro_batch, WORKS.index(run.work), run.stage)
         self.waits.setdefault(join, {})
         self._ends[join] = run
         return join
@@ -309,7 +307,7 @@ class _Building:
                 by_operator.setdefault(name, []).append(at)
             if node.tensor:
                 by_tensor.setdefault(node.tensor, []).append(at)
-        return StepGraph(nodes, waits_for, _frozen(by_operator), _frozen(by_tensor))
+        return StepGraph(nodes, waits_for, by_operator, by_tensor)
 
     def _decided_by(self, node: StepNode) -> set[str]:
         """Return the names of the operators on whose configs a node's actions depend."""
@@ -321,7 +319,3 @@ class _Building:
         if node.site.name in operators and node.site.kind in (OPERATOR, OPERAND):
             names.add(operators[node.site.name].updates or node.site.name)
         return names
-
-
-def _frozen(numbers: dict[str, list[int]]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(values) for name, values in numbers.items()}

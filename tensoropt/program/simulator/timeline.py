@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from ...ir.graph import Operator
 from ...profiling.hardware_costs import CollectiveCosts
-from ...sharding.resharding import BUCKET_BYTES
 from ..tasks import OPERAND
 from .actions import Chain
 from .full import SimulatedTask, TaskTimes, simulate_tasks, task_graph
@@ -124,8 +123,7 @@ def additive_ns(action: Action, costs: CollectiveCosts) -> int:
     """Return the time of an action by the additive costs."""
     if action.kind in (COMPUTE, MESSAGE):
         return action.time_ns
-    time_ns = costs.time_ns(action.kind, costs.mesh, action.axes, action.n_bytes)
-    return time_ns * action.of_bucket // BUCKET_BYTES if action.of_bucket else time_ns
+    return action.share(costs.time_ns(action.kind, costs.mesh, action.axes, action.n_bytes))
 
 
 def timeline_of(

@@ -31,9 +31,8 @@ from functools import cache
 from ...profiling.hardware import Hardware, Topology
 from ...profiling.hardware_costs import CollectiveCosts
 from ...reschedule.mesh import Mesh
-from ...sharding.resharding import BUCKET_BYTES
 from .network import COMPUTE, DEVICE, LINK, Action, LevelNetwork, Network, Resource, Work
-from .symmetry import DOUBLING, PAIRS, RING, Flow, symmetry_of
+from .symmetry import DOUBLING, PAIRS, RING, symmetry_of
 
 _PATTERNS = {"all_gather": (RING,), "reduce_scatter": (RING,), "all_reduce": (RING, DOUBLING), "all_to_all": (PAIRS,)}
 
@@ -63,47 +62,29 @@ class TopologyNetwork:
         axes = tuple(sorted(action.axes))
         candidates = [self._of_pattern(pattern, axes, action) for pattern in _PATTERNS[action.kind]]
         works = min(candidates, key=lambda works: max(_alone_ns(work) for work in works))
-        if not action.of_bucket:
-            return works
         return tuple(
-            Work(
-                work.classes,
-                tuple((resource, ns * action.of_bucket // BUCKET_BYTES) for resource, ns in work.uses),
-                work.latency_ns * action.of_bucket // BUCKET_BYTES,
-            )
-            for work in works
+            Work(classes, tuple((resource, action.share(ns)) for resource, ns in uses), action.share(latency_ns))
+            for classes, uses, latency_ns in works
         )
 
     def _of_pattern(self, pattern: str, axes: tuple[int, ...], action: Action) -> tuple[Work, ...]:
+        """Return the work of each component of a pattern; where it was measured, links take the measured time."""
         g = self._mesh.size_of(axes)
         passes = 2 if action.kind == "all_reduce" else 1
         n_bytes = {RING: passes * action.n_bytes * (g - 1) / g, DOUBLING: action.n_bytes, PAIRS: action.n_bytes / g}[pattern]
         in_turn = sum(self._mesh.sizes[axis] - 1 for axis in axes) if pattern == DOUBLING else passes * (g - 1)
+        is_measured, directed, works = self.costs.is_measured(action.kind, axes), self._topology.directed, list[Work]()
+        measured_ns = self.costs.time_ns(action.kind, self._mesh, axes, action.n_bytes) if is_measured else 0
         flow = self._symmetry.flows[axes, pattern]
-        if self.costs.is_measured(action.kind, axes):
-            measured_ns = self.costs.time_ns(action.kind, self._mesh, axes, action.n_bytes)
-            return tuple(self._work(flow, component, {}, measured_ns, 0) for component in flow.distinct)
-        directed = self._topology.directed
-        return tuple(
-            self._work(
-                flow,
-                component,
-                {
-                    link: max(1, round(sent * n_bytes / directed[link].bytes_per_s * 1e9))
-                    for link, sent in flow.components[component].loads.items()
-                },
-                0,
-                round(in_turn * flow.components[component].latency_us * 1e3),
-            )
-            for component in flow.distinct
-        )
-
-    def _work(self, flow: Flow, number: int, of_link: dict[int, int], otherwise_ns: int, latency_ns: int) -> Work:
-        """Return the work of one component of a flow; links that ``of_link`` doesn't name take ``otherwise_ns``."""
-        component = flow.components[number]
-        uses = {self._resource_of_link[link]: of_link.get(link, otherwise_ns) for link in component.loads}
-        classes = sorted({self._symmetry.class_of_device[rank] for rank in component.devices})
-        return Work(tuple(classes), tuple(sorted(uses.items())), latency_ns)
+        for component in (flow.components[number] for number in flow.distinct):
+            uses: dict[int, int] = {}
+            for link, sent in component.loads.items():
+                own_ns = measured_ns if is_measured else max(1, round(sent * n_bytes / directed[link].bytes_per_s * 1e9))
+                uses[self._resource_of_link[link]] = own_ns
+            classes = sorted({self._symmetry.class_of_device[rank] for rank in component.devices})
+            latency_ns = 0 if is_measured else round(in_turn * component.latency_us * 1e3)
+            works.append(Work(tuple(classes), tuple(sorted(uses.items())), latency_ns))
+        return tuple(works)
 
 
 def _alone_ns(work: Work) -> int:
