@@ -91,6 +91,10 @@ class Layout:
     def used_axes(self) -> Axes:
         return self.split_axes + self.partial
 
+    def holders(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks that hold replicas of this rank's shard, itself among them, in order."""
+        return self.mesh.group(tuple(axis for axis in self.mesh.axes if axis not in self.split_axes), rank)
+
     @property
     def is_replicated(self) -> bool:
         return not self.used_axes

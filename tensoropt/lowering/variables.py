@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +42,11 @@ class StateEntry:
     step: str | None = None
     first_device: int = 0
 
+    @property
+    def n_bytes(self) -> int:
+        """The bytes of the global value."""
+        return math.prod(self.shape) * int(tf.as_dtype(self.dtype).size)
+
     def is_whole_on(self, n_processes: int) -> bool:
         """Return whether each of the processes holds all of it: no later stage's devices are beside its own."""
         return not self.layout.split_axes and self.layout.mesh.n_devices >= n_processes
@@ -49,6 +55,18 @@ class StateEntry:
         """Assign a global value, of which each shard that this process holds takes its part."""
         for rank, variable in zip(self.ranks, self.variables, strict=True):
             variable.assign(np.asarray(value)[shard_slices(self.layout, self.shape, rank)])
+
+    def own_shards(self) -> dict[int, np.ndarray]:
+        """Return by rank the shards of this process that no earlier rank holds too."""
+        pairs = zip(self.ranks, self.variables, strict=True)
+        return {rank: variable.numpy() for rank, variable in pairs if self.layout.holders(rank)[0] == rank}
+
+    def joined(self, shards: Iterable[Mapping[int, np.ndarray]]) -> np.ndarray:
+        """Return the global value, of what :meth:`own_shards` returns on each process."""
+        value = np.empty(self.shape, tf.as_dtype(self.dtype).as_numpy_dtype)
+        for rank, shard in (item for own_shards in shards for item in own_shards.items()):
+            value[shard_slices(self.layout, self.shape, rank)] = shard
+        return value
 
 
 def local_variables(value: np.ndarray, tensor: Tensor, layout: Layout, ranks: Sequence[int], name: str) -> list[tf.Variable]:

@@ -38,17 +38,8 @@ class Parameter:
     constraint: Callable[[Any], Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class OptimizerVariable:
-    """A variable of an optimizer.
-
-    Attributes:
-        variable: the Keras variable.
-        parameter: the index of the parameter that it was made for; None if it was made for none.
-    """
-
-    variable: Any
-    parameter: int | None
+Slots = tuple[tuple[Any, int | None], ...]
+"""An optimizer's variables (Keras's), each with the index of the parameter that it was made for; None if for none."""
 
 
 class ShardVariable(keras.Variable):
@@ -130,10 +121,8 @@ def settings_of(optimizer: KerasBase) -> dict[str, Any]:
     return settings if rate is None or isinstance(rate, keras.Variable) else {**settings, "learning_rate": rate}
 
 
-def build_variables(
-    optimizer: KerasBase, variables: Sequence[Any], parameters: Sequence[Parameter]
-) -> tuple[OptimizerVariable, ...]:
-    """Have an optimizer make its variables; return these, each with the index of the parameter that it was made for."""
+def build_variables(optimizer: KerasBase, variables: Sequence[Any], parameters: Sequence[Parameter]) -> Slots:
+    """Have an optimizer make its variables, and return them."""
     indices = {id(variable): index for index, variable in enumerate(variables)}
     owners: dict[int, int] = {}
     inner = inner_of(optimizer)
@@ -148,7 +137,7 @@ def build_variables(
     _build_with(optimizer, variables, recording)
     decays = {inner._var_key(variable): parameter.decays for variable, parameter in zip(variables, parameters, strict=True)}
     inner._use_weight_decay = lambda variable: decays[inner._var_key(variable)]
-    return tuple(OptimizerVariable(v, owners.get(id(v))) for v in optimizer.variables)
+    return tuple((v, owners.get(id(v))) for v in optimizer.variables)
 
 
 def slots_of(optimizer: KerasBase, parameters: Sequence[Parameter]) -> tuple[int, ...]:
@@ -194,12 +183,12 @@ class OnRank:
     Attributes:
         copy: the optimizer.
         shards: those that it updates.
-        variables: those that it made.
+        slots: the variables that it made.
     """
 
     copy: KerasBase
     shards: tuple[ShardVariable, ...]
-    variables: tuple[OptimizerVariable, ...]
+    slots: Slots
 
     @property
     def inner(self) -> KerasBase:

@@ -7,9 +7,8 @@ are such that no element is handled in the remainder of a vectorised loop, where
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import keras
 import numpy as np
@@ -107,7 +106,7 @@ def starts_from_values(optimizer: KerasBase) -> bool:
             parameters = [Parameter("experiment/kernel", value.shape)]
             shard = ShardVariable(tf.Variable(value), value.shape, parameters[0])
             variables = build_variables(fresh_copy(optimizer), [shard], parameters)
-            first.append([np.asarray(v.variable) for v in variables])
+            first.append([np.asarray(variable) for variable, _ in variables])
     return _differs(*first)
 
 
@@ -137,12 +136,7 @@ def _updated(optimizer: KerasBase, cut: Callable[[np.ndarray], np.ndarray], part
     shards = [cut(value) for value in values]
     variables = [ShardVariable(tf.Variable(v), v.shape, parameter) for v, parameter in zip(shards, parameters, strict=True)]
     states = build_variables(copy, variables, parameters)
-    for gradients in _gradients(rng):
-        copy.apply([tf.constant(cut(gradient)) for gradient in gradients[part]], variables)
-    return [np.asarray(variable) for variable in (*variables, *(state.variable for state in states))]
-
-
-def _gradients(rng: np.random.Generator) -> Iterator[list[Any]]:
-    """Yield random gradients, for one step at each magnitude."""
     for magnitude in _MAGNITUDES:
-        yield [(magnitude * rng.normal(size=shape)).astype(np.float32) for shape in _SHAPES]
+        gradients = [(magnitude * rng.normal(size=shape)).astype(np.float32) for shape in _SHAPES]
+        copy.apply([tf.constant(cut(gradient)) for gradient in gradients[part]], variables)
+    return [np.asarray(variable) for variable in (*variables, *(variable for variable, _ in states))]

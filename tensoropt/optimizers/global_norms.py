@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import tensorflow as tf
 
@@ -34,34 +33,29 @@ class Completing:
         on_ranks: the optimizer's copies, one for each rank.
         sums: completes sums over all shards.
         emission: emits into the graph that is being built.
+        gradients: for each rank those of all parameters, None for one that has none.
+        clipped: the same as Keras clips them, by :func:`as_clipped`.
     """
 
     optimizer: KerasOptimizer
     on_ranks: Sequence[OnRank]
     sums: Sums
     emission: Emission
-
-    def as_clipped(self, by_rank: Sequence[Gradients]) -> list[list[Gradient | None]]:
-        """Return gradients as Keras clips them: for each rank those of all parameters, None for one that has none."""
-        return [_as_clipped(on_rank, gradients) for on_rank, gradients in zip(self.on_ranks, by_rank, strict=True)]
+    gradients: Sequence[Gradients]
+    clipped: Sequence[Gradients]
 
     @contextmanager
-    def completed(self, as_clipped: Sequence[Gradients], totals: Values | None) -> Iterator[None]:
-        """Return a context in which the copies' updates use sums over all shards.
-
-        Args:
-            as_clipped: the gradients, as :meth:`as_clipped` returns them.
-            totals: the sums of :meth:`totals`, over all stages.
-        """
-        with ExitStack() as replaced:
+    def completed(self, totals: Values | None) -> Iterator[None]:
+        """Return a context in which the copies' updates use sums over all shards; ``totals`` are those of all stages."""
+        with ExitStack() as stack:
             if totals is not None:
-                for on_rank, of_rank, gradients in zip(self.on_ranks, totals, as_clipped, strict=True):
-                    replaced.enter_context(self._replaced(on_rank, of_rank, gradients))
+                for on_rank, of_rank, gradients in zip(self.on_ranks, totals, self.clipped, strict=True):
+                    self._replace(stack, on_rank, of_rank, gradients)
             if self.optimizer.is_lamb:
-                self._give_ratios(as_clipped)
+                self._give_ratios()
             yield
 
-    def totals(self, as_clipped: Sequence[Gradients], by_rank: Sequence[Gradients]) -> Values | None:
+    def totals(self) -> Values | None:
         """Return a vector for each rank: sums of squares for clipping, then the number of elements that aren't finite.
 
         Return None if the update needs none of these. Of a part of the parameters it is their sums alone.
@@ -69,7 +63,7 @@ class Completing:
         if not self.optimizer.n_clipping and not self.optimizer.scales_dynamically:
             return None
         vectors = []
-        for rank, clipped, raw in zip(self.sums.ranks, as_clipped, by_rank, strict=True):
+        for rank, clipped, raw in zip(self.sums.ranks, self.clipped, self.gradients, strict=True):
             parts = []
             if self.optimizer.n_clipping:
                 squares = self._local(clipped, square_sum, rank)
@@ -84,30 +78,23 @@ class Completing:
         dtype = self.sums.dtype
         return self.sums.local([None if value is None else measure(values_of(value), dtype) for value in values], rank)
 
-    @contextmanager
-    def _replaced(self, on_rank: OnRank, totals: tf.Tensor, gradients: Gradients) -> Iterator[None]:
-        """Return a context in which a copy's clipping, and its check for finite gradients, use the completed sums."""
-        replaced: list[tuple[Any, str]] = []
+    def _replace(self, stack: ExitStack, on_rank: OnRank, totals: tf.Tensor, gradients: Gradients) -> None:
+        """Have a copy's clipping, and its check for finite gradients, use the completed sums in the context of a stack."""
         if self.optimizer.n_clipping:
             squares = tf.unstack(totals[: self.optimizer.n_clipping])
             if self.optimizer.inner.clipnorm:
                 squares = [square for square, gradient in zip(squares, gradients, strict=True) if gradient is not None]
             on_rank.inner._clip_gradients = partial(_clipped, on_rank.inner, squares=squares)
-            replaced.append((on_rank.inner, "_clip_gradients"))
+            stack.callback(delattr, on_rank.inner, "_clip_gradients")
         if self.optimizer.scales_dynamically:
             is_finite = tf.equal(totals[-1], 0)
             on_rank.copy.check_finite = lambda gradients: is_finite
-            replaced.append((on_rank.copy, "check_finite"))
-        try:
-            yield
-        finally:
-            for holder, name in replaced:
-                delattr(holder, name)
+            stack.callback(delattr, on_rank.copy, "check_finite")
 
-    def _give_ratios(self, as_clipped: Sequence[Gradients]) -> None:
+    def _give_ratios(self) -> None:
         """Complete the norms of LAMB, and give each copy its ratios."""
         n, vectors = len(self.optimizer.parameters), []
-        for on_rank, rank, gradients in zip(self.on_ranks, self.sums.ranks, as_clipped, strict=True):
+        for on_rank, rank, gradients in zip(self.on_ranks, self.sums.ranks, self.clipped, strict=True):
             lamb = on_rank.inner
             assert isinstance(lamb, LambOnShards)
             clipped = iter(lamb._clip_gradients([gradient for gradient in gradients if gradient is not None]))
@@ -121,7 +108,7 @@ class Completing:
             on_rank.inner.ratios = {index: ratio_of(totals[index], totals[n + index]) for index in range(n)}
 
 
-def _as_clipped(on_rank: OnRank, gradients: Gradients) -> list[Gradient | None]:
+def as_clipped(on_rank: OnRank, gradients: Gradients) -> list[Gradient | None]:
     """Return gradients as Keras clips them: without the loss's scale, and averaged with those that were accumulated."""
     inner = on_rank.inner
     scale = inner.loss_scale_factor if on_rank.copy is inner else on_rank.copy.dynamic_scale

@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from ..common.errors import InputError, short
 from ..ir.optimizer import ParameterUpdate
-from .by_rows import leaves_rows
 from .copies import KerasBase, Parameter, inner_of, slots_of
 from .elementwise_updates import MULTI_OPTIMIZERS, fault_of, is_taken_over, mixing_of, starts_from_values
 
@@ -148,7 +147,7 @@ class KerasOptimizer:
         item_bytes = 8 if any(tensor.dtype == "float64" for tensor in tensors) else 4
         sums = tuple((length, item_bytes) for length in self.sum_lengths)
         return tuple(
-            ParameterUpdate(slots, is_global, sums if index == 0 else (), leaves_rows(self.source, parameter))
+            ParameterUpdate(slots, is_global, sums if index == 0 else (), _leaves_rows(self.source, parameter))
             for index, (slots, is_global, parameter) in enumerate(
                 zip(self._slots, self.is_global, self.parameters, strict=True)
             )
@@ -223,3 +222,16 @@ def _parameter(optimizer: KerasBase, variable: Any) -> Parameter:
         decays = bool(optimizer._use_weight_decay(variable.value if is_keras else variable))
     path = variable.path if is_keras else variable.name.split(":")[0]
     return Parameter(path, tuple(variable.shape), decays, variable.constraint if is_keras else None)
+
+
+def _leaves_rows(optimizer: KerasBase, parameter: Parameter) -> bool:
+    """Return whether an update by a gradient of rows changes these rows alone, and makes nothing of the parameter's shape.
+
+    Weight decay, averages, constraints and accumulation go through all rows.
+    """
+    is_by_rows = type(optimizer) is keras.optimizers.Adagrad or (
+        type(optimizer) is keras.optimizers.SGD and not optimizer.momentum
+    )
+    decays = optimizer.weight_decay is not None and parameter.decays
+    goes_through_all = decays or optimizer.use_ema or optimizer.gradient_accumulation_steps or parameter.constraint
+    return is_by_rows and not goes_through_all

@@ -20,6 +20,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras import ops
 
 from ..common.errors import InputError, short
 from ..common.source_lines import running_line
@@ -28,24 +29,30 @@ from ..lowering.variables import StateEntry
 from ..reschedule.layout import Layout
 from ..sharding.local_shapes import shard_slices
 from ..sharding.update_resharding import gather_resharding, split_resharding
-from .by_rows import AdagradByRows
-from .copies import (
-    KerasBase,
-    OnRank,
-    OptimizerVariable,
-    ShardVariable,
-    build_variables,
-    fresh_copy,
-    named_variables,
-    settings_of,
-)
-from .global_norms import Completing
+from .copies import KerasBase, OnRank, ShardVariable, Slots, build_variables, fresh_copy, named_variables, settings_of
+from .global_norms import Completing, as_clipped
 from .keras_optimizer import KerasOptimizer
 from .lamb import LambOnShards
 from .running_optimizer import Emission, PendingUpdate, Shards
 from .sparse import Gradient, row_gradients
 from .sums import Sums
 from .without_data import without_data
+
+
+class AdagradByRows(keras.optimizers.Adagrad):
+    """Keras's Adagrad, which takes roots of the accumulator's rows at the rows of a gradient alone, and not everywhere."""
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Update a parameter and its accumulator by a gradient, as Keras does."""
+        if not isinstance(gradient, tf.IndexedSlices):
+            super().update_step(gradient, variable, learning_rate)
+            return
+        rate, gradient = ops.cast(learning_rate, variable.dtype), ops.cast(gradient, variable.dtype)
+        accumulator = self._accumulators[self._get_variable_index(variable)]
+        self.assign_add(accumulator, ops.square(gradient))
+        scale = ops.sqrt(ops.add(tf.gather(accumulator.value, gradient.indices), self.epsilon))
+        step = ops.divide(ops.multiply(rate, gradient.values), scale)
+        self.assign_sub(variable, tf.IndexedSlices(step, gradient.indices, gradient.dense_shape))
 
 
 class RunningKeras:
@@ -87,10 +94,10 @@ class RunningKeras:
                 variable = tf.Variable(zeros, trainable=False, name=name)
             shape = self._layouts[n].local_shape(tensor.shape, shards.ranks[i])
             variables.append(ShardVariable(variable, shape, parameter))
-        copy = self._copied(variables)
-        return OnRank(copy[0], tuple(variables), copy[1])
+        copy, slots = self._copied(variables)
+        return OnRank(copy, tuple(variables), slots)
 
-    def _copied(self, variables: Sequence[ShardVariable]) -> tuple[KerasBase, tuple[OptimizerVariable, ...]]:
+    def _copied(self, variables: Sequence[ShardVariable]) -> tuple[KerasBase, Slots]:
         """Return a fresh copy of the optimizer, built on these variables, and the variables that it made."""
         kinds = {keras.optimizers.Lamb: LambOnShards} if self._completes else {}
         copy = fresh_copy(self._optimizer.source, {**kinds, keras.optimizers.Adagrad: AdagradByRows})
@@ -160,29 +167,28 @@ class RunningKeras:
         """Return the optimizer's variables, in a fixed order."""
         shards, mesh = self._shards, self._layouts[0].mesh
         entries = []
-        for k, (name, state) in enumerate(zip(self._names, self._on[0].variables, strict=True)):
-            variable, index = state.variable, state.parameter
+        for k, (name, (variable, index)) in enumerate(zip(self._names, self._on[0].slots, strict=True)):
             parameter, shape = None, tuple(variable.shape)
             layout = Layout.replicated(mesh, len(shape))
             if index is not None:
                 parameter, shape, layout = shards.names[index], shards.tensors[index].shape, self._layouts[index]
             key = f"{shards.step}/{name}"
-            per_rank = tuple(on_rank.variables[k].variable.value for on_rank in self._on)
+            per_rank = tuple(on_rank.slots[k][0].value for on_rank in self._on)
             entries.append(StateEntry(key, shape, variable.dtype, layout, per_rank, shards.ranks, parameter, shards.step))
         return tuple(entries)
 
     @property
     def named(self) -> dict[str, tf.Variable]:
         """The optimizer's variables on the first rank of this process, by :func:`named_variables`."""
-        return {name: state.variable.value for name, state in zip(self._names, self._on[0].variables, strict=True)}
+        return {name: variable.value for name, (variable, _) in zip(self._names, self._on[0].slots, strict=True)}
 
     @property
     def averages(self) -> tuple[tuple[str, str], ...]:
         """The keys of each parameter and of its moving average; empty if the optimizer keeps none (``use_ema``)."""
         inner = self._on[0].inner
         ids = {id(variable) for variable in inner._model_variables_moving_average} if inner.use_ema else set()
-        entries = zip(self._on[0].variables, self.state(), strict=True)
-        return tuple((entry.parameter or "", entry.key) for state, entry in entries if id(state.variable) in ids)
+        entries = zip(self._on[0].slots, self.state(), strict=True)
+        return tuple((entry.parameter or "", entry.key) for (variable, _), entry in entries if id(variable) in ids)
 
     @property
     def is_always_applied(self) -> bool:
@@ -211,8 +217,8 @@ class RunningKeras:
     def reset(self) -> None:
         """Give the optimizer's variables their first values again, for the parameters as they are now."""
         for on_rank in self._on:
-            for old, fresh in zip(on_rank.variables, self._copied(on_rank.shards)[1], strict=True):
-                old.variable.assign(fresh.variable)
+            for (variable, _), (fresh, _) in zip(on_rank.slots, self._copied(on_rank.shards)[1], strict=True):
+                variable.assign(fresh)
 
     def finish(self) -> None:
         """Do what Keras's optimizer does when training ends: its averages may replace the parameters."""
@@ -243,12 +249,12 @@ class RunningKeras:
         by_rank = [[group[i] if group else None for group in groups] for i in range(len(self._on))]
         if not self._completes:
             return PendingUpdate(None, lambda sums: self._apply(by_rank, nullcontext(), emission))
-        completing = Completing(self._optimizer, self._on, self._sums, emission)
-        as_clipped = completing.as_clipped(by_rank)
-        totals = completing.totals(as_clipped, by_rank)
+        clipped = [as_clipped(on_rank, gradients) for on_rank, gradients in zip(self._on, by_rank, strict=True)]
+        completing = Completing(self._optimizer, self._on, self._sums, emission, by_rank, clipped)
+        totals = completing.totals()
         if self._optimizer.sums_over_stages:
-            return PendingUpdate(totals, lambda sums: self._apply(by_rank, completing.completed(as_clipped, sums), emission))
-        return PendingUpdate(None, lambda sums: self._apply(by_rank, completing.completed(as_clipped, totals), emission))
+            return PendingUpdate(totals, lambda sums: self._apply(by_rank, completing.completed(sums), emission))
+        return PendingUpdate(None, lambda sums: self._apply(by_rank, completing.completed(totals), emission))
 
     def _apply(
         self, by_rank: Sequence[Sequence[Gradient | None]], context: AbstractContextManager[None], emission: Emission

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ..ir.optimizer import Optimizer
-from .classic import Classic
-from .classic_updates import RunningClassic
+from .classic import Classic, RunningClassic
 from .running_optimizer import RunningOptimizer, Shards
 
 

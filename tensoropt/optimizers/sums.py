@@ -36,7 +36,7 @@ class Sums:
 
     def local(self, values: Sequence[tf.Tensor | None], rank: int) -> tf.Tensor:
         """Return one rank's sums, [parameters]; 0 for a shard that another replica counts, and for a value that is None."""
-        is_counted = [_is_counted(layout, rank) for layout in self.layouts]
+        is_counted = [layout.holders(rank)[0] == rank for layout in self.layouts]
         zero = tf.zeros([], self.dtype)
         sums = tf.stack([zero if value is None else tf.cast(value, self.dtype) for value in values])
         # By selection and not by multiplication: infinity times zero is not a number.
@@ -47,12 +47,6 @@ class Sums:
         (length,) = vectors[0].shape
         mesh = self.layouts[0].mesh
         return emission.reshard(sum_resharding(mesh, length, self.dtype.size), vectors)
-
-
-def _is_counted(layout: Layout, rank: int) -> bool:
-    """Return whether a rank has the first of the replicas of its shard."""
-    replicated = tuple(axis for axis in layout.mesh.axes if axis not in layout.split_axes)
-    return not replicated or layout.mesh.index_along(replicated, rank) == 0
 
 
 def square_sum(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

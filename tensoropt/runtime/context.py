@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from itertools import zip_longest
 from typing import Any
 
-from ..common.errors import InputError, TensorOptError, cut, short
+from ..common.errors import InputError, cut, short
 from ..common.launched import launched_as
 from ..common.progress import NOT_SHOWN, Display
 from ..plan.plan import Plan
@@ -21,6 +21,7 @@ from .collectives.tensorflow_server import is_by_nccl, is_running
 from .execute import MPI, TENSORFLOW, checked_collectives
 from .failures.interruptions import STARTED_BY_RUN
 from .measuring.local_hardware import hardware_here, prepared_processes, warning_of, with_memory_now
+from .together import on_rank_0
 
 _measured: dict[tuple[int, str], Hardware] = {}  # in this process, by the number of ranks and their collectives
 
@@ -77,16 +78,7 @@ class Context:
 
         So there is one plan, even if the order of sets or clocks would make the ranks' own results differ.
         """
-        answer: Any = None
-        if self.processes.rank == 0:
-            try:
-                answer = compute()
-            except TensorOptError as error:
-                answer = error
-        answer = self.processes.broadcast(answer, "what rank 0 computes for all")
-        if isinstance(answer, TensorOptError):
-            raise answer
-        return answer
+        return on_rank_0(self.processes, compute)
 
     def report(self, plan: Plan, display: Display) -> None:
         """Have rank 0 write the report of the plan that is run, if ``tensoropt run --report`` asks for one."""

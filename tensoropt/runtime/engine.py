@@ -21,7 +21,6 @@ from ..common.progress import NOT_SHOWN, Display
 from ..lowering.operators import Values
 from ..lowering.resharding.reshard import Backend, Resharder
 from ..lowering.variables import StateEntry
-from ..optimizers.running_optimizer import RunningOptimizer
 from ..program.fetch import Fetch
 from .failures.process_limit import check_memory_left
 from .failures.step_errors import RefusedValues, only_step
@@ -78,30 +77,12 @@ class Engine(RunningStages):
         """Return the backend of the stages that this process builds; of one of them, where it builds all."""
         return next(iter(self.states.values())).backend
 
-    @backend.setter
-    def backend(self, backend: Backend) -> None:
-        for state in self.states.values():
-            state.backend = backend
-
-    @property
-    def initial_value(self) -> Callable[[str], np.ndarray]:
-        """Return the function that returns the global initial value of a variable, given by its operator's name."""
-        return next(iter(self.states.values())).initial_value
-
-    @initial_value.setter
-    def initial_value(self, value: Callable[[str], np.ndarray]) -> None:
-        for state in self.states.values():
-            state.initial_value = value
-
     @cached_property
     def optimizers(self) -> dict[str, StepOptimizer]:
         """The optimizer of each training step, over all stages, by the step's name."""
         averages = tuple(pair for stage in self._described for pair in stage.averages)
-        steps = next(iter(self.states.values())).optimizers
-        return {step: StepOptimizer(step, self.state, averages, self._running(step)) for step in steps}
-
-    def _running(self, step: str) -> tuple[RunningOptimizer, ...]:
-        return tuple(state.optimizers[step] for _, state in sorted(self.states.items()))
+        parts = [state.optimizers for _, state in sorted(self.states.items())]
+        return {step: StepOptimizer(step, self.state, averages, tuple(part[step] for part in parts)) for step in parts[0]}
 
     @property
     def runs(self) -> dict[str, int]:
@@ -115,9 +96,10 @@ class Engine(RunningStages):
             for name, count in state.runs.items():
                 count.assign(counts.get(name, 0))
 
-    def initialize(self) -> None:
-        """Reset all variables, the optimizers' too, to their initial values."""
+    def initialize(self, initial_value: Callable[[str], np.ndarray] | None = None) -> None:
+        """Reset all variables, the optimizers' too, to their initial values: from now on those that a function returns."""
         for state in self.states.values():
+            state.initial_value = initial_value or state.initial_value
             state.initialize()
 
     def state(self) -> tuple[StateEntry, ...]:

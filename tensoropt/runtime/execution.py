@@ -29,8 +29,7 @@ from ..sharding.resharding import PathFinder, PlainCosts
 from .engine import Engine
 from .execute import EMULATED, HOROVOD, Agreement, check_ranks, communicating, runs_in_order, same_on_all, taking_part
 from .gpus import make_deterministic
-from .memory_check import check_available_memory, state_bytes
-from .plan_memory import PlanMemory
+from .memory_check import PlanMemory, check_available_memory, state_bytes
 from .ranks import Processes
 from .step.parts import StageView
 from .step.stage_state import StageState
@@ -130,9 +129,10 @@ def execute(
         }
         if isinstance(values, ValuesInStep):
             values.finish()
+            for state in states.values():
+                state.initial_value = initial_value
     options |= {} if stage_part is part else _joining(plan, part)
     engine = Engine(stages, views, plan.orders, states, display=display, out_of_memory=memory.sentence, **options)
-    engine.initial_value = initial_value
     return Execution(plan, engine, part)
 
 

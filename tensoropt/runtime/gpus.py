@@ -196,9 +196,9 @@ def take(gpu: Gpu, environ: MutableMapping[str, str] = os.environ) -> None:
     environ.setdefault(GROWTH, "true")
 
 
-def are_shared(environ: Mapping[str, str] = os.environ) -> bool:
+def are_shared() -> bool:
     """Return whether the user lets ranks share a GPU."""
-    return environ.get(SHARE, "0") == "1"
+    return os.environ.get(SHARE, "0") == "1"
 
 
 def computes_on_gpu() -> bool:
@@ -207,9 +207,9 @@ def computes_on_gpu() -> bool:
     return tf is not None and bool(tf.config.list_physical_devices("GPU"))
 
 
-def make_deterministic(environ: Mapping[str, str] = os.environ) -> None:
+def make_deterministic() -> None:
     """Make a GPU's operators give the same bits each time, so that replicas stay equal; a variable turns it off."""
     import tensorflow as tf
 
-    if computes_on_gpu() and environ.get("TENSOROPT_DETERMINISTIC", "1") != "0":
+    if computes_on_gpu() and os.environ.get("TENSOROPT_DETERMINISTIC", "1") != "0":
         tf.config.experimental.enable_op_determinism()

@@ -1,20 +1,81 @@
-"""Compute the bytes of a model's state, and check that a process can get the memory that a plan needs.
+"""Check that a process can get the memory that a plan needs, and say that memory ran out, and which plan would fit.
 
 The check comes before TensorFlow allocates the memory, since it may crash if there is too little.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 
 from ..common.errors import OutOfMemoryError
-from ..common.memory_units import memory_text
+from ..common.memory_units import default_limit, memory_text
 from ..costs.resharding_costs import shard_bytes
+from ..plan.plan import Plan
 from ..profiling.available_memory import available_memory_bytes
 from ..profiling.tensorflow_engine import TensorFlowEngine
 from ..sharding.strategy import StrategyView
 from .gpus import are_shared, computes_on_gpu
-from .plan_memory import PlanMemory
+
+LESS = 0.8
+"""The share of its prediction that is left to a plan which ran out of memory although it was predicted to fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMemory:
+    """The memory per device that a plan was predicted to need, and that of its frontier's other plans.
+
+    Attributes:
+        plan_bytes: the predicted peak per device.
+        time_us: the predicted time of a step.
+        others: the predicted peak and time of the frontier's plans with a smaller peak; none where it isn't known.
+    """
+
+    plan_bytes: int
+    time_us: float
+    others: tuple[tuple[int, float], ...] = ()
+
+    @classmethod
+    def of(cls, plan: Plan, from_rank_0: Callable[[object], object] = lambda value: value) -> PlanMemory:
+        """Return what is known of a plan: on all ranks what rank 0 knows, which alone has the frontier."""
+        points = [] if plan.frontier is None else zip(plan.frontier.peaks.tolist(), plan.frontier.points, strict=True)
+        smaller_plans = tuple((peak, point.time_us) for peak, point in points if peak < plan.needed_bytes)
+        memory = from_rank_0(cls(plan.needed_bytes, plan.time_us, smaller_plans))
+        assert isinstance(memory, cls)
+        return memory
+
+    def sentence(self, what: str, device_bytes: int | None = None) -> str:
+        """Return the sentence that a user reads.
+
+        Args:
+            what: what couldn't be had, such as TensorFlow's "OOM when allocating tensor with shape[...]".
+            device_bytes: the memory of a GPU; by default this process's, None on a CPU, whose free memory changes.
+        """
+        if device_bytes is None and computes_on_gpu():
+            device_bytes = TensorFlowEngine().device_memory_bytes()
+        limit = round(LESS * self.plan_bytes)
+        if device_bytes is not None:
+            limit = min(limit, default_limit(device_bytes))
+        limit_text = "" if device_bytes is None else f", of {memory_text(device_bytes)} that its GPU has"
+        return (
+            f"out of memory: {what.rstrip('.')}; the plan was predicted to need {memory_text(self.plan_bytes)} per "
+            f"device{limit_text}; {self._advice(limit)}"
+        )
+
+    def _advice(self, limit: int) -> str:
+        fitting = [(time_us, peak) for peak, time_us in self.others if peak <= limit]
+        if fitting:
+            time_us, peak = min(fitting)
+            return (
+                f"a plan that needs {memory_text(peak)} is predicted to take {time_us / self.time_us:.2f} times as long: "
+                f"ask for it by memory='{memory_text(peak + peak // 200)}'"
+            )
+        return (
+            f"find a plan that needs at most {memory_text(limit)} per device, with find_strategy(memory=...), on more "
+            "devices, or with fewer samples at once"
+        )
 
 
 def check_available_memory(n_bytes: int, local_ranks: int, memory: PlanMemory) -> None:

@@ -208,8 +208,7 @@ class Session:
             whole = [(feed.tensor.name, value) for feed, value in feeds.items() if not feed.is_local]
             self._same_feeds.check(lambda: whole)
         if fetch_plan.initializes:
-            engine.initial_value = FirstValues(recorded)
-            engine.initialize()
+            engine.initialize(FirstValues(recorded))
         values = engine.run(fetch_plan.fetch, feeds)
         return fetch_plan.restore([ranks[0] for ranks in values])
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from ..runtime.failures.error_handling import interruptions_of_process
+from ..runtime.launch.mpirun import REQUESTS
 from ..runtime.ranks import Processes
 from ..trainer.batch import Batch
 
 NOTHING, SAVE, LEAVE = range(3)
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopRequest:
@@ -39,7 +39,7 @@ class StopRequest:
         if interruptions is not None:
             interruptions.ask_to_stop(self._ask)
         elif threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
+            for number in REQUESTS:
                 if signal.getsignal(number) is signal.SIG_DFL:
                     signal.signal(number, self._on_signal)
 

@@ -33,8 +33,8 @@ from ..common.files import path_text
 from ..runtime import notes
 from ..runtime.checkpoint.room import Room
 from ..runtime.checkpoint.saving import Beside, PendingSave, room_for
-from ..runtime.checkpoint.together import on_rank_0
 from ..runtime.failures.interruptions import say
+from ..runtime.together import on_rank_0
 from ..trainer.batch import Batch
 from ..trainer.capture.programs import inner
 from ..trainer.data.keeping import RunKeeper
@@ -42,11 +42,10 @@ from ..trainer.saving import RunPosition
 from ..trainer.trainer_ranks import TrainerRanks
 from ..trainer.variables.live import own_values
 from .agreement import LEAVE, NOTHING, SAVE, StopRequest, agreed, digest_of
-from .callback_states import CallbackStates
+from .callback_states import CallbackStates, are_equal, random_states, set_random_states
 from .interval import Interval
 from .loops import ranks_of
 from .plain_values import as_entries
-from .random_states import are_equal, random_states, set_random_states
 from .run_folder import FitFolder, SavedRun, made_by
 
 LEAVING_CODE = 75
@@ -99,7 +98,6 @@ class Survive(RunKeeper):
         resumed = on_rank_0(self._ranks.processes, lambda: self._newest(arguments.get("callbacks")))
         self._resumed = resumed
         self.first_epoch = arguments.get("initial_epoch") or 0
-        self.seed = secrets.randbits(31)
         self._at_begin = self._at_opening = random_states()
         position = None
         if resumed is not None:
@@ -113,7 +111,7 @@ class Survive(RunKeeper):
                 set_random_states(self._at_begin)
             self._say_where(f"epoch {position.epoch + 1}, step {position.step}")
         else:
-            self.seed = self._ranks.processes.broadcast(self.seed, "the seed of shuffles")
+            self.seed = self._ranks.processes.broadcast(secrets.randbits(31), "the seed of shuffles")
         self._begin_saving()
         return position
 

@@ -1,8 +1,12 @@
-"""Keep what callbacks remember: their attributes that are numbers, text or arrays, or what their ``get_state`` returns."""
+"""Keep what callbacks remember: their attributes that are numbers, text or arrays, or what their ``get_state`` returns.
+
+Keep also the states of Python's and NumPy's own random numbers, from which data may be drawn.
+"""
 
 from __future__ import annotations
 
 import functools
+import random
 import types
 from collections.abc import Sequence
 from pathlib import Path
@@ -85,24 +89,17 @@ def _state(callback: keras.callbacks.Callback, model: Any) -> tuple[str, Any]:
             for key, value in vars(callback).items()
             if key not in _OF_ALL and value is not model and not isinstance(value, _CONSTANT)
         }
-    try:
-        encoded(state, [])
-    except NotPlainError as error:
-        at = next((key for key, value in state.items() if not _is_plain(value)), "") if isinstance(state, dict) else ""
-        raise InputError(
-            f"tensoropt.Survive can't keep the state of callback {name}: {f'its {at}' if at else 'what get_state returns'} "
-            f"has a value of type {error}; give the callback get_state(), which returns numbers, text and arrays, and "
-            "set_state(state), or say Survive(..., stateless=[callback]) if nothing of it needs to be kept"
-        ) from error
+    for at, value in state.items() if isinstance(state, dict) else [("", state)]:
+        try:
+            encoded({at: value}, [])
+        except NotPlainError as error:
+            subject = f"its {at}" if at else "what get_state returns"
+            raise InputError(
+                f"tensoropt.Survive can't keep the state of callback {name}: {subject} has a value of type {error}; give "
+                "the callback get_state(), which returns numbers, text and arrays, and set_state(state), or say "
+                "Survive(..., stateless=[callback]) if nothing of it needs to be kept"
+            ) from error
     return name, state
-
-
-def _is_plain(value: Any) -> bool:
-    try:
-        encoded(value, [])
-    except NotPlainError:
-        return False
-    return True
 
 
 def _set(callback: keras.callbacks.Callback, state: Any) -> None:
@@ -120,3 +117,19 @@ def _set(callback: keras.callbacks.Callback, state: Any) -> None:
         vars(callback).update(
             {key: value.copy() if isinstance(value, np.ndarray) else value for key, value in state.items()}
         )
+
+
+def random_states() -> Any:
+    """Return the states of Python's and NumPy's random numbers."""
+    return random.getstate(), np.random.get_state()
+
+
+def set_random_states(states: Any) -> None:
+    """Set the states that :func:`random_states` returned."""
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+
+
+def are_equal(one: Any, other: Any) -> bool:
+    """Return whether two states are equal."""
+    return bool(one[0] == other[0]) and all(map(np.array_equal, one[1], other[1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 from ..common.errors import InputError, short
@@ -22,10 +23,8 @@ class Interval(NamedTuple):
         Raises:
             InputError: it is neither a time nor a number of steps.
         """
-        text = every.strip() if isinstance(every, str) else ""
-        steps: Any = text.removesuffix("steps").strip() if text.endswith("steps") else every
-        if text.endswith("steps") and steps.isdecimal():
-            steps = int(steps)
+        match = re.fullmatch(r"\s*(\d+)\s*steps\s*", every) if isinstance(every, str) else None
+        steps = int(match[1]) if match is not None else every
         if type(steps) is int and steps > 0:
             return cls(steps, 0.0)
         if not isinstance(every, str):

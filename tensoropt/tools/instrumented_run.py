@@ -54,7 +54,8 @@ class PlanTrial:
         chains = [_timed(backend)] + ([] if backend.overlappable is None else [_timed(backend.overlappable)])
         if backend.overlappable is not None:
             chains[0] = replace(chains[0], overlappable=chains[1])
-        engine.backend = chains[0]
+        for state in engine.states.values():
+            state.backend = chains[0]
         trial = cls(execution.processes, engine, tuple(chains), *synthetic_step(model.graph))
         for _ in range(WARM_STEPS):
             trial.step()

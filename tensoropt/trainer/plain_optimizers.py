@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from ..lowering.variables import StateEntry
-from ..optimizers.copies import build_variables, fresh_copy, inner_of
+from ..optimizers.copies import Slots, build_variables, fresh_copy, inner_of
 from ..optimizers.keras_optimizer import KerasOptimizer
 from .capture.programs import inner
 from .trainer_ranks import TrainerRanks
@@ -51,7 +51,7 @@ def updated_by(step: str, ranks: TrainerRanks, variables: Iterable[keras.Variabl
 
 def plain_optimizer(
     optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable], is_empty: bool = False
-) -> tuple[keras.optimizers.Optimizer, list[tuple[keras.Variable, int | None]]]:
+) -> tuple[keras.optimizers.Optimizer, Slots]:
     """Return a copy of the user's optimizer, built as Keras builds it.
 
     Args:
@@ -65,8 +65,7 @@ def plain_optimizer(
     variables = list(variables)
     if is_empty:
         inner_of(copy).add_variable_from_reference = _empty_slot(inner_of(copy))
-    slots = build_variables(copy, variables, KerasOptimizer.of(optimizer, variables).parameters)
-    return copy, [(slot.variable, slot.parameter) for slot in slots]
+    return copy, build_variables(copy, variables, KerasOptimizer.of(optimizer, variables).parameters)
 
 
 def _empty_slot(optimizer: keras.optimizers.Optimizer) -> Callable[..., keras.Variable]:

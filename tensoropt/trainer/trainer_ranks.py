@@ -20,12 +20,10 @@ from ..ir.graph import PLACEHOLDER
 from ..lowering.variables import StateEntry
 from ..optimizers.keras_running import RunningKeras
 from ..runtime.checkpoint import Objects, restore, save
-from ..runtime.checkpoint.parts import holders_of
 from ..runtime.execution import Execution
 from ..runtime.ranks import Processes
 from ..runtime.same_data import check_same, whole_digest
 from ..runtime.step.step_optimizer import StepOptimizer
-from ..sharding.local_shapes import shard_slices
 from .batch import Batch
 from .capture.optimizer_reads import copies_on_ranks
 from .capture.programs import EVALUATE, PREDICT, TRAIN
@@ -312,12 +310,8 @@ class TrainerRanks(LedRanks):
     @everywhere
     def _gather(self, key: str, is_to_all: bool) -> np.ndarray | None:
         entry = self.state[key]
-        own_shards: Any = {
-            rank: shard.numpy()
-            for rank, shard in zip(entry.ranks, entry.variables, strict=True)
-            if holders_of(entry.layout, rank)[0] == rank
-        }
-        messages = self.processes.gather((key, own_shards)) if is_to_all else self.processes.collect((key, own_shards), 0)
+        message = key, entry.own_shards()
+        messages = self.processes.gather(message) if is_to_all else self.processes.collect(message, 0)
         if messages is None:
             return None
         for rank, (read, _) in enumerate(messages):
@@ -326,11 +320,7 @@ class TrainerRanks(LedRanks):
                     f"rank 0 reads '{messages[0][0]}' where rank {rank} reads '{read}': shards are gathered from all ranks, "
                     "so that every rank must read the same, in the same order"
                 )
-        value = np.empty(entry.shape, tf.as_dtype(entry.dtype).as_numpy_dtype)
-        for _, shards in messages:
-            for rank, shard in shards.items():
-                value[shard_slices(entry.layout, entry.shape, rank)] = shard
-        return value
+        return entry.joined(shards for _, shards in messages)
 
     @everywhere
     def assign(self, key: str, value: np.ndarray) -> None:

@@ -218,5 +218,5 @@ def test_slots_equal_those_of_a_build_on_global_variables(name: str) -> None:
     shapes = {"dense/kernel": (4, 3), "dense/bias": (3,), "conv/kernel": (2, 2, 3, 3), "head/kernel": (3, 2)}
     parameters = [Parameter(path, shape) for path, shape in shapes.items()]
     shards = [ShardVariable(tf.Variable(tf.zeros(each.shape)), each.shape, each) for each in parameters]
-    owners = [made.parameter for made in build_variables(fresh_copy(optimizer), shards, parameters)]
+    owners = [owner for _, owner in build_variables(fresh_copy(optimizer), shards, parameters)]
     assert slots_of(optimizer, parameters) == tuple(owners.count(place) for place in range(len(parameters)))

@@ -17,16 +17,14 @@ from tensoropt.common.errors import OutOfMemoryError
 from tensoropt.ir.graph import Graph
 from tensoropt.runtime.failures.error_handling import _out_of_memory
 from tensoropt.runtime.failures.step_errors import RefusedValues
-from tensoropt.runtime.memory_check import check_available_memory, state_bytes
-from tensoropt.runtime.plan_memory import PlanMemory
+from tensoropt.runtime.memory_check import PlanMemory, check_available_memory, state_bytes
 
 KNOWN = PlanMemory(10**9, 100.0, ((9 * 10**8, 101.0), (6 * 10**8, 150.0), (5 * 10**8, 160.0)))
 
 LIMITED = """
 import resource
 from tensoropt.common.errors import OutOfMemoryError
-from tensoropt.runtime.memory_check import check_available_memory
-from tensoropt.runtime.plan_memory import PlanMemory
+from tensoropt.runtime.memory_check import PlanMemory, check_available_memory
 KNOWN = PlanMemory(2 * 300 * 2**20, 5.0)
 free = 300 * 2**20
 taken = int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmData"))) * 1024

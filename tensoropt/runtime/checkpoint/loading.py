@@ -8,37 +8,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import tensorflow as tf
 
 from ...common.errors import InputError, describe
 from ...lowering.variables import StateEntry
 from ..ranks import Processes
+from ..together import on_rank_0, together
 from .location import CheckpointLocation
 from .metadata import Metadata, Saved, find_checkpoint, read_at, refusing_unreadable
 from .objects import Objects
-from .parts import Bounds, slice_spec
-from .together import on_rank_0, together
-from .variable import Variable, entry_of, variables_of
+from .parts import VariablePart
+from .variable import check_names, entry_of, in_slices
 
 # The bytes that are read before they are assigned to variables: enough to keep the disk busy, few beside a model's.
 BATCH_BYTES = 256 << 20
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Wanted:
-    """A slice of a saved variable, and the variable to which it is assigned.
-
-    If ``bounds`` isn't None, the entry is read completely, and these elements of it are assigned.
-    """
-
-    entry: str
-    spec: str
-    dtype: str
-    n_bytes: int
-    bounds: Bounds | None
-    target: tf.Variable
 
 
 def read_metadata(path: str | os.PathLike[str]) -> Metadata:
@@ -76,9 +60,9 @@ def restore(
             values only if the damage is found while the values are read.
     """
     location, metadata = on_rank_0(processes, lambda: found_at(path))
-    variables = variables_of(entries)
-    saved = check_same(location, metadata, variables, renamed(metadata, objects.order() if objects is not None else {}))
-    together(processes, lambda: read_all(location, variables, saved))
+    check_names(entries)
+    saved = check_same(location, metadata, entries, renamed(metadata, objects.order() if objects is not None else {}))
+    together(processes, lambda: read_all(location, entries, saved))
     return metadata
 
 
@@ -99,21 +83,21 @@ def renamed(metadata: Metadata, order: Mapping[str, Sequence[str | None]]) -> di
 
 
 def check_same(
-    location: CheckpointLocation, metadata: Metadata, variables: Sequence[Variable], names: Mapping[str, str]
+    location: CheckpointLocation, metadata: Metadata, entries: Sequence[StateEntry], names: Mapping[str, str]
 ) -> list[Saved]:
-    """Return the saved variable for each of these variables.
+    """Return the saved variable for each variable of a state.
 
     Raises:
         InputError: a variable is missing on one side, or has another shape or type.
     """
-    saved_variables = metadata.by_name
+    saved_variables = {saved.name: saved for saved in metadata.variables}
     fault = f"checkpoint '{location.prefix}' is of another model"
     matches = []
-    for variable in variables:
-        saved = saved_variables.get(names.get(variable.name, variable.name))
-        if saved is None or (saved.shape, saved.dtype) != (variable.shape, variable.dtype):
-            text = f"no variable '{variable.name}'" if saved is None else f"variable '{saved.name}' as {saved}"
-            raise InputError(describe(fault, got=text, expected=f"'{variable.name}' as {variable}", advice=OTHER_MODEL))
+    for wanted in map(Saved.of, entries):
+        saved = saved_variables.get(names.get(wanted.name, wanted.name))
+        if saved is None or (saved.shape, saved.dtype) != (wanted.shape, wanted.dtype):
+            text = f"no variable '{wanted.name}'" if saved is None else f"variable '{saved.name}' as {saved}"
+            raise InputError(describe(fault, got=text, expected=f"'{wanted.name}' as {wanted}", advice=OTHER_MODEL))
         matches.append(saved)
     names_read = {saved.name for saved in matches}
     groups = {name.split("/")[0] for name in names_read}
@@ -128,41 +112,32 @@ def check_same(
 OTHER_MODEL = "load it into the model that it was saved from"
 
 
-def read_all(location: CheckpointLocation, variables: Sequence[Variable], saved: Sequence[Saved]) -> None:
-    """Read the shards that this process holds of these variables from the saved ones, a few at a time."""
-    batch: list[Wanted] = []
-    for variable, source in zip(variables, saved, strict=True):
-        for rank, target in zip(variable.ranks, variable.shards, strict=True):
-            request = _read_request(variable, source.name, rank, target)
-            if request.n_bytes:
-                batch.append(request)
-        if sum(request.n_bytes for request in batch) >= BATCH_BYTES:
+def read_all(location: CheckpointLocation, entries: Sequence[StateEntry], saved: Sequence[Saved]) -> None:
+    """Read the shards that this process holds of a state from the saved variables, a few at a time."""
+    batch: list[tuple[VariablePart, str, tf.Variable]] = []
+    for entry, source in zip(entries, saved, strict=True):
+        for rank, target in zip(entry.ranks, entry.variables, strict=True):
+            shard = VariablePart(entry, entry.layout.bounds(entry.shape, rank))
+            if shard.n_bytes:
+                batch.append((shard, entry_of(source.name), target))
+        if sum(shard.n_bytes for shard, _, _ in batch) >= BATCH_BYTES:
             _read(location, batch)
             batch = []
     if batch:
         _read(location, batch)
 
 
-def _read_request(variable: Variable, name: str, rank: int, target: tf.Variable) -> Wanted:
-    bounds = variable.layout.bounds(variable.shape, rank)
-    local = variable.layout.local_shape(variable.shape, rank)
-    n_bytes = tf.TensorShape(local).num_elements() * variable.item_bytes
-    if variable.in_slices:
-        return Wanted(entry_of(name), slice_spec(variable.shape, bounds), variable.dtype, n_bytes, None, target)
-    cut = bounds if variable.layout.split_axes else None
-    return Wanted(entry_of(name), "", variable.dtype, n_bytes, cut, target)
-
-
-def _read(location: CheckpointLocation, batch: Sequence[Wanted]) -> None:
+def _read(location: CheckpointLocation, batch: Sequence[tuple[VariablePart, str, tf.Variable]]) -> None:
+    """Assign to variables the shards of entries; of one that isn't saved in slices all is read."""
     with refusing_unreadable(location), tf.device("CPU:0"):
         values = tf.raw_ops.RestoreV2(
             prefix=location.prefix,
-            tensor_names=[request.entry for request in batch],
-            shape_and_slices=[request.spec for request in batch],
-            dtypes=[tf.as_dtype(request.dtype) for request in batch],
+            tensor_names=[name for _, name, _ in batch],
+            shape_and_slices=[shard.spec if in_slices(shard.variable) else "" for shard, _, _ in batch],
+            dtypes=[tf.as_dtype(shard.variable.dtype) for shard, _, _ in batch],
         )
-    for request, value in zip(batch, values, strict=True):
-        if request.bounds is not None:
-            begin = [start for start, _ in request.bounds]
-            value = tf.slice(value, begin, [end - start for start, end in request.bounds])
-        request.target.assign(value)
+    for (shard, _, target), value in zip(batch, values, strict=True):
+        if not in_slices(shard.variable) and shard.variable.layout.split_axes:
+            begin = [start for start, _ in shard.bounds]
+            value = tf.slice(value, begin, [end - start for start, end in shard.bounds])
+        target.assign(value)

@@ -177,10 +177,8 @@ def keep_newest(location: CheckpointLocation, max_to_keep: int | None) -> None:
     The file is TensorFlow's: ``tf.train.latest_checkpoint`` and ``tf.train.CheckpointManager`` read it. Paths in it are
     relative, so that the folder may be moved.
     """
-    names = [Path(path).name for path in listed_prefixes(location.folder)]
-    names = [
-        name for name in names if name != location.name and CheckpointLocation(location.folder, name).index.exists()
-    ] + [location.name]
+    listed = (CheckpointLocation(location.folder, Path(path).name) for path in listed_prefixes(location.folder))
+    names = [old.name for old in listed if old.name != location.name and old.index.exists()] + [location.name]
     oldest = names[:-max_to_keep] if max_to_keep else []
     names = names[len(oldest) :]
     state = tf.compat.v1.train.generate_checkpoint_state_proto(str(location.folder.absolute()), location.name, names)

@@ -17,8 +17,10 @@ import tensorflow as tf
 
 from ...common.errors import InputError, describe, short
 from ...common.files import name_in_file, parse_json, reading_value
+from ...lowering.variables import StateEntry
 from ...reschedule.layout import Shape
 from .location import CheckpointLocation, latest_in, listed_prefixes, reason
+from .variable import entry_name
 
 ENTRY = "tensoropt/metadata"
 FORMAT, VERSION = "tensoropt checkpoint", 1
@@ -31,6 +33,11 @@ class Saved:
     name: str
     shape: Shape
     dtype: str
+
+    @classmethod
+    def of(cls, entry: StateEntry) -> Saved:
+        """Return what a checkpoint keeps of a state's variable."""
+        return cls(entry_name(entry), tuple(entry.shape), entry.dtype)
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
@@ -54,11 +61,6 @@ class Metadata:
     objects: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
     content: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def by_name(self) -> dict[str, Saved]:
-        """The saved variables, by name."""
-        return {saved.name: saved for saved in self.variables}
-
     def to_json(self) -> str:
         """Return the metadata as JSON text."""
         return json.dumps(
@@ -81,15 +83,14 @@ class Metadata:
             if not isinstance(value["files"], int) or not isinstance(value["content"], dict):
                 raise TypeError("files and content aren't a number and an object")
             return cls(
-                tuple(_saved(*entry) for entry in value["variables"]),
+                tuple(
+                    Saved(name_in_file(name), tuple(map(int, shape)), name_in_file(dtype))
+                    for name, shape, dtype in value["variables"]
+                ),
                 value["files"],
                 {name: tuple(names) for name, names in value["objects"].items()},
                 value["content"],
             )
-
-
-def _saved(name: str, shape: list[int], dtype: str) -> Saved:
-    return Saved(name_in_file(name), tuple(map(int, shape)), name_in_file(dtype))
 
 
 def find_checkpoint(path: str | os.PathLike[str]) -> CheckpointLocation:

@@ -15,8 +15,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ...reschedule.layout import Layout, Shape, block_bounds
-from .variable import Variable
+import tensorflow as tf
+
+from ...lowering.variables import StateEntry
+from ...reschedule.layout import Shape, block_bounds
+from .variable import in_slices
 
 Bounds = tuple[tuple[int, int], ...]
 
@@ -30,16 +33,17 @@ class VariablePart:
     """The elements of a variable that one rank writes.
 
     Attributes:
+        variable: the variable, as the state has it.
         bounds: for each dimension, start and end in the global variable.
     """
 
-    variable: Variable
+    variable: StateEntry
     bounds: Bounds
 
     @property
     def n_bytes(self) -> int:
         """The bytes of the part."""
-        return math.prod(end - start for start, end in self.bounds) * self.variable.item_bytes
+        return math.prod(end - start for start, end in self.bounds) * int(tf.as_dtype(self.variable.dtype).size)
 
     @property
     def spec(self) -> str:
@@ -64,19 +68,18 @@ def slice_spec(shape: Shape, bounds: Bounds) -> str:
     return " ".join(map(str, shape)) + " " + ":".join(slices)
 
 
-def parts_of_device(variables: Sequence[Variable], device: int) -> Iterator[VariablePart]:
+def parts_of_device(variables: Sequence[StateEntry], device: int) -> Iterator[VariablePart]:
     """Yield the parts that a device writes of those variables that are saved in slices."""
     for turn, variable in enumerate(variables):
         rank = device - variable.first_device
-        if variable.in_slices and 0 <= rank < variable.layout.mesh.n_devices:
+        if in_slices(variable) and 0 <= rank < variable.layout.mesh.n_devices:
             for bounds in _bounds_of_rank(variable, rank, turn):
                 yield VariablePart(variable, bounds)
 
 
-def _bounds_of_rank(variable: Variable, rank: int, turn: int) -> list[Bounds]:
+def _bounds_of_rank(variable: StateEntry, rank: int, turn: int) -> list[Bounds]:
     shard = variable.layout.bounds(variable.shape, rank)
-    n_bytes = math.prod(end - start for start, end in shard) * variable.item_bytes
-    holders = holders_of(variable.layout, rank)
+    n_bytes, holders = VariablePart(variable, shard).n_bytes, variable.layout.holders(rank)
     n_writers = len(holders) if n_bytes >= SHARED_BYTES * len(holders) else 1
     writers = [holders[(turn + i) % len(holders)] for i in range(n_writers)]
     if not n_bytes or rank not in writers:
@@ -85,11 +88,6 @@ def _bounds_of_rank(variable: Variable, rank: int, turn: int) -> list[Bounds]:
     parts = _cut(shard, n_parts)
     first, end = block_bounds(len(parts), n_writers, writers.index(rank))
     return parts[first:end]
-
-
-def holders_of(layout: Layout, rank: int) -> tuple[int, ...]:
-    """Return the ranks that hold replicas of this rank's shard, itself among them, in order."""
-    return layout.mesh.group(tuple(axis for axis in layout.mesh.axes if axis not in layout.split_axes), rank)
 
 
 def _cut(shard: Bounds, n_parts: int) -> list[Bounds]:

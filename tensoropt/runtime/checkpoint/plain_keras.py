@@ -6,12 +6,13 @@ import os
 from typing import Any
 
 from ...common.errors import InputError, describe
+from ...lowering.variables import StateEntry
 from ...reschedule.layout import Layout
 from ...reschedule.mesh import Mesh
 from .loading import OTHER_MODEL, check_same, found_at, read_all
 from .location import CheckpointLocation
 from .metadata import Metadata
-from .variable import Variable
+from .variable import MODEL
 
 
 def load_checkpoint(path: str | os.PathLike[str], model: Any = None, optimizer: Any = None) -> Metadata:
@@ -32,12 +33,12 @@ def load_checkpoint(path: str | os.PathLike[str], model: Any = None, optimizer: 
     roots = {root: value for root, value in (("model", model), ("optimizer", optimizer)) if value is not None}
     if model is not None and optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
-    variables = [variable for root, value in roots.items() for variable in _variables(location, metadata, root, value)]
-    read_all(location, variables, check_same(location, metadata, variables, {}))
+    entries = [entry for root, value in roots.items() for entry in _entries(location, metadata, root, value)]
+    read_all(location, entries, check_same(location, metadata, entries, {}))
     return metadata
 
 
-def _variables(location: CheckpointLocation, metadata: Metadata, root: str, value: Any) -> list[Variable]:
+def _entries(location: CheckpointLocation, metadata: Metadata, root: str, value: Any) -> list[StateEntry]:
     """Return Keras's variables, each as one replicated shard, by the names that those of their positions have when saved."""
     names = metadata.objects.get(root)
     if names is None:
@@ -47,9 +48,9 @@ def _variables(location: CheckpointLocation, metadata: Metadata, root: str, valu
     if len(variables) != len(names):
         fault = f"checkpoint '{location.prefix}' is of another {root}"
         raise InputError(describe(fault, got=f"{len(names)} variables", expected=len(variables), advice=OTHER_MODEL))
-    mesh = Mesh.of(1)
-    return [
-        Variable(name, tuple(variable.shape), variable.dtype.name, Layout.replicated(mesh, len(variable.shape)), (variable,))
-        for variable, name in zip(variables, names, strict=True)
-        if name
-    ]
+    entries = []
+    for variable, (kind, _, key) in zip(variables, ((name or "").partition("/") for name in names), strict=True):
+        if kind:
+            layout, step = Layout.replicated(Mesh.of(1), len(variable.shape)), None if kind == MODEL else kind
+            entries.append(StateEntry(key, tuple(variable.shape), variable.dtype.name, layout, (variable,), (0,), step=step))
+    return entries

@@ -22,25 +22,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from ...common.errors import InputError, TensorOptError, describe
 from ...common.memory_units import memory_text
 from ...lowering.variables import StateEntry
 from ...profiling.available_memory import available_memory_bytes
-from ...sharding.local_shapes import shard_slices
 from ..failures.interruptions import say
 from ..ranks import Processes
+from ..together import on_rank_0, together
 from .location import CheckpointLocation, keep_newest, make_safe, writing
 from .metadata import ENTRY as METADATA
 from .metadata import Metadata, Saved, read_at
 from .objects import COUNTER, Objects, object_graph
 from .objects import ENTRY as OBJECT_GRAPH
-from .parts import VariablePart, holders_of, parts_of_device
+from .parts import VariablePart, parts_of_device
 from .room import WRITES, Room, give_way, started
-from .together import on_rank_0, together
-from .variable import Variable, entry_of, variables_of
+from .variable import check_names, entry_name, entry_of, in_slices
 
 # The bytes that one call of SaveV2 writes at most, about, so that copies of parts never take more memory.
 SHARD_BYTES = 1 << 30
@@ -148,8 +146,8 @@ class PendingSave:
     ) -> None:
         _check_json(extras.metadata)
         self._location, self._processes, self._max_to_keep = CheckpointLocation.of(prefix), processes, max_to_keep
-        variables = variables_of(entries)
-        self._own = _own_items(variables, extras)
+        check_names(entries)
+        self._own = _own_items(entries, extras)
         self._lock = self._location.lock()
         self._files: list[str] = []
         self._error: Exception | None = None
@@ -158,7 +156,7 @@ class PendingSave:
         try:
             on_rank_0(processes, lambda: self._location.prepare(self._lock))
             together(processes, lambda: _find_scratch(self._location, processes))
-            self._items = _items(variables, processes)
+            self._items = _items(entries, processes)
             self._is_apart = processes.gather_max(float(room is None)) == 0
             if self._is_apart:
                 self._items = {device: [item.read() for item in items] for device, items in self._items.items()}
@@ -239,10 +237,7 @@ class PendingSave:
 
 def room_for(entries: Sequence[StateEntry], processes: Processes, *, is_reported: bool = False) -> Room | None:
     """Return memory for a copy of what this process saves of a state; None if it hasn't so much, which it may say."""
-    variables = variables_of(entries)
-    devices = {variable.first_device + rank for variable in variables for rank in variable.ranks}
-    parts = [part for device in devices for part in parts_of_device(variables, device)]
-    n_bytes = Room.bytes_for(part.n_bytes for part in parts)
+    n_bytes = Room.bytes_for(part.n_bytes for device in _devices(entries) for part in parts_of_device(entries, device))
     if n_bytes < available_memory_bytes(processes.local_size):
         return Room(n_bytes)
     if is_reported:
@@ -268,16 +263,19 @@ def _find_scratch(location: CheckpointLocation, processes: Processes) -> None:
         )
 
 
-def _items(variables: Sequence[Variable], processes: Processes) -> dict[int, list[Item]]:
+def _devices(entries: Sequence[StateEntry]) -> set[int]:
+    """Return the devices of this process that have shards."""
+    return {entry.first_device + rank for entry in entries for rank in entry.ranks}
+
+
+def _items(entries: Sequence[StateEntry], processes: Processes) -> dict[int, list[Item]]:
     """Return, for each device of this process, the items that it writes."""
-    devices = {variable.first_device + rank for variable in variables for rank in variable.ranks} | {processes.rank}
-    items = {device: [_part_item(part, device) for part in parts_of_device(variables, device)] for device in sorted(devices)}
-    unsliced = [variable for variable in variables if not variable.in_slices]
-    for turn, variable in enumerate(unsliced):
-        writer = turn % processes.size
-        value = _global_value(variable, processes, writer)
+    devices = sorted(_devices(entries) | {processes.rank})
+    items = {device: [_part_item(part, device) for part in parts_of_device(entries, device)] for device in devices}
+    for turn, entry in enumerate(entry for entry in entries if not in_slices(entry)):
+        value = _global_value(entry, processes, writer=turn % processes.size)
         if value is not None:
-            items[processes.rank].append(Item(entry_of(variable.name), "", variable.n_bytes, value))
+            items[processes.rank].append(Item(entry_of(entry_name(entry)), "", entry.n_bytes, value))
     return items
 
 
@@ -287,39 +285,24 @@ def _part_item(part: VariablePart, device: int) -> Item:
     shard, position = variable.layout.bounds(variable.shape, rank), variable.ranks.index(rank)
 
     def make() -> tf.Tensor:
-        value = variable.shards[position].value()
+        value = variable.variables[position].value()
         if part.bounds == shard:
             return value
         begin = [start - first for (start, _), (first, _) in zip(part.bounds, shard, strict=True)]
         return tf.slice(value, begin, [end - start for start, end in part.bounds])
 
-    return Item(entry_of(variable.name), part.spec, part.n_bytes, make)
+    return Item(entry_of(entry_name(variable)), part.spec, part.n_bytes, make)
 
 
-def _global_value(variable: Variable, processes: Processes, writer: int) -> Callable[[], Any] | None:
+def _global_value(entry: StateEntry, processes: Processes, writer: int) -> Callable[[], Any] | None:
     """Return, on the writing process, a function that makes the global value of a variable that can't be saved in slices.
 
     Return None on the other processes.
     """
-    if not variable.layout.split_axes and variable.layout.mesh.n_devices >= processes.size:
-        return variable.shards[0].value if processes.rank == writer else None
-    shards = {
-        rank: shard.numpy()
-        for rank, shard in zip(variable.ranks, variable.shards, strict=True)
-        if holders_of(variable.layout, rank)[0] == rank
-    }
-    collected = processes.collect(shards, writer)
-    if collected is None:
-        return None
-
-    def make() -> np.ndarray:
-        value = np.empty(variable.shape, tf.as_dtype(variable.dtype).as_numpy_dtype)
-        for shards_by_rank in collected:
-            for rank, shard in shards_by_rank.items():
-                value[shard_slices(variable.layout, variable.shape, rank)] = shard
-        return value
-
-    return make
+    if entry.is_whole_on(processes.size):
+        return entry.variables[0].value if processes.rank == writer else None
+    collected = processes.collect(entry.own_shards(), writer)
+    return None if collected is None else partial(entry.joined, collected)
 
 
 def _write_shards(location: CheckpointLocation, device: int, items: Sequence[Item]) -> list[str]:
@@ -346,13 +329,13 @@ def _write(location: CheckpointLocation, prefix: str, items: Sequence[Item]) -> 
         make_safe(file)
 
 
-def _own_items(variables: Sequence[Variable], extras: Beside) -> Callable[[int], list[Item]]:
+def _own_items(entries: Sequence[StateEntry], extras: Beside) -> Callable[[int], list[Item]]:
     """Return a function of a checkpoint's number of data files, which returns its own entries.
 
     They are the metadata, the graph of the user's objects, the save counter, and what is beside. What needs Keras is made at
     once, and not in a thread.
     """
-    saved = tuple(Saved(variable.name, variable.shape, variable.dtype) for variable in variables)
+    saved = tuple(map(Saved.of, entries))
     order, graph = extras.objects.order() if extras.objects is not None else {}, object_graph(extras.objects)
 
     def items(n_files: int) -> list[Item]:

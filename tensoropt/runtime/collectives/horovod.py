@@ -16,7 +16,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -85,11 +85,6 @@ def _built_for(metadata: Path) -> str:
         return "unknown"
 
 
-def horovod_version() -> str:
-    """Return the version of the installed Horovod, with the TensorFlow for which it was built."""
-    return f"{importlib.metadata.version('horovod')} for TensorFlow {tf.__version__}"
-
-
 def mpi_libraries(maps: Path = Path("/proc/self/maps")) -> list[str]:
     """Return the paths of the MPI libraries that this process has loaded; empty if the system doesn't say."""
     try:
@@ -98,14 +93,6 @@ def mpi_libraries(maps: Path = Path("/proc/self/maps")) -> list[str]:
         return []
     paths = {line.split(maxsplit=5)[-1] for line in lines if "/" in line}
     return sorted(path for path in paths if re.fullmatch(r"lib(mpi|mpich)\.(so.*|.*dylib)", Path(path).name))
-
-
-def name_stalls(environ: MutableMapping[str, str], timeout: float) -> None:
-    """Make Horovod report collectives in which some ranks wait, before the timeout. A user's own setting stays."""
-    if math.isinf(timeout):
-        timeout = 2 * WARN_S
-    # Whole seconds; 0 would mean never.
-    environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(max(1, math.floor(min(WARN_S, timeout / 2)))))
 
 
 @dataclass
@@ -153,7 +140,8 @@ def _start(hvd: Any, comm: Comm) -> _Running:
                 advice="leave hvd.init() to TensorOpt",
             )
         )
-    name_stalls(os.environ, timeout_s())
+    # Whole seconds; 0 would mean never.
+    os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(max(1, math.floor(min(WARN_S, timeout_s() / 2)))))
     os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
     hvd.init(comm=comm)
     _running.append(_Running(members))
@@ -184,7 +172,7 @@ class HorovodCollectives:
 
     def __init__(self, comm: Comm, mesh: Mesh, agree: Callable[[str], None]) -> None:
         hvd = load_horovod()
-        agree(f"Horovod {horovod_version()} on {mesh}")
+        agree(f"Horovod {importlib.metadata.version('horovod')} for TensorFlow {tf.__version__} on {mesh}")
         self._hvd, self._mesh, self._agree = hvd, mesh, agree
         self._running = _start(hvd, comm)
         self._rank = comm.rank

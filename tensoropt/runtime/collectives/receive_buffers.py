@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..failures.malloc_settings import MMAP_THRESHOLD, TRIM_THRESHOLD, set_malloc
-from ..failures.process_limit import is_limited
+from ..failures.process_limit import MMAP_THRESHOLD, TRIM_THRESHOLD, is_limited, set_malloc
 
 # TensorFlow takes over a NumPy array without a copy only if it starts on this boundary (its allocators' alignment).
 ALIGNMENT = 64

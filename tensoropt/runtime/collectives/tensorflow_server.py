@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ...common.errors import InputError, TensorOptError, describe
@@ -175,14 +174,14 @@ def free_port() -> int:
         return int(bound.getsockname()[1])
 
 
-def own_address(processes: Processes, environ: Mapping[str, str] = os.environ) -> str:
+def own_address(processes: Processes) -> str:
     """Return the address at which other ranks reach this one: that of the interface by which it reaches another machine.
 
     Raises:
         InputError: there is none.
     """
-    if environ.get(ADDRESS) or not processes.are_apart:
-        return environ.get(ADDRESS) or "127.0.0.1"
+    if os.environ.get(ADDRESS) or not processes.are_apart:
+        return os.environ.get(ADDRESS) or "127.0.0.1"
     name = processes.hosts[processes.rank]
     peer = next(host for host in processes.hosts if host != name)
     address = "no address"

@@ -87,15 +87,8 @@ class TimedCommunicator:
     def all_gather(self, axes: Axes, send: Array, recv_shapes: Sequence[Shape], out: Array | None = None) -> list[Array]:
         return self._timed("all_gather", axes, None, send, recv_shapes, out)
 
-    def all_to_all(
-        self,
-        axes: Axes,
-        sends: Sequence[Array],
-        recv_shapes: Sequence[Shape],
-        out: Array | None = None,
-        joined: Array | None = None,
-    ) -> list[Array]:
-        return self._timed("all_to_all", axes, sends, sends, recv_shapes, out, joined)
+    def all_to_all(self, axes: Axes, sends: Sequence[Array], *arguments: Any, **options: Any) -> list[Array]:
+        return self._timed("all_to_all", axes, sends, sends, *arguments, **options)
 
     def reduce_scatter(self, axes: Axes, sends: Sequence[Array], own_shape: Shape, joined: Array | None = None) -> Array:
         return self._followed(self._timed("reduce_scatter", axes, sends, sends, own_shape, joined))
@@ -103,10 +96,10 @@ class TimedCommunicator:
     def all_reduce(self, axes: Axes, array: Array, op: str = "sum") -> Array:
         return self._followed(self._timed("all_reduce", axes, [array], array, op))
 
-    def _timed(self, kind: str, axes: Axes, arrays: Sequence[Array] | None, *arguments: Any) -> Any:
+    def _timed(self, kind: str, axes: Axes, arrays: Sequence[Array] | None, *arguments: Any, **options: Any) -> Any:
         """Run a collective, and record its time and the bytes of some arrays; None for those that it returns."""
         start = self.clock()
-        result = getattr(self.inner, kind)(axes, *arguments)
+        result = getattr(self.inner, kind)(axes, *arguments, **options)
         n_bytes = sum(block.nbytes for block in (result if arrays is None else arrays))
         self.calls.append(TimedCall(kind, axes, n_bytes, start, self.clock() - start))
         return result

@@ -7,14 +7,15 @@ TensorFlow's ``MatMul`` drops the status that says so (2.21). So a step counts o
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import resource
+from collections.abc import Mapping
 from pathlib import Path
 
 from ...common.errors import OutOfMemoryError
 from ...common.memory_units import memory_text
-from .malloc_settings import ARENA_MAX, MMAP_THRESHOLD, set_malloc
 
 RESERVE_BYTES, RESERVE_BYTES_PER_CORE = 8 << 20, 4 << 20
 """The bytes that libraries need besides TensorFlow's allocator: a thread of a multiplication packs up to 2 x 1.7 MB."""
@@ -28,6 +29,11 @@ that had none of it left must still see so when it ends."""
 
 # TensorFlow reads it when the first tensor is allocated.
 _ALLOCATOR_LIMIT = "TF_MKL_ALLOC_MAX_BYTES"
+
+ARENA_MAX, MMAP_THRESHOLD, TRIM_THRESHOLD = "MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"
+
+# The parameters of mallopt that these variables set when a process starts, from malloc.h.
+_PARAMETERS = {TRIM_THRESHOLD: -1, MMAP_THRESHOLD: -3, ARENA_MAX: -8}
 
 
 def bound_allocators() -> None:
@@ -45,6 +51,16 @@ def bound_allocators() -> None:
     beside_bytes = max(left_bytes // 4, min(BESIDE_TENSORS_BYTES, left_bytes // 2))
     os.environ.setdefault(_ALLOCATOR_LIMIT, str(left_bytes - beside_bytes))
     set_malloc({ARENA_MAX: 1, MMAP_THRESHOLD: LARGE_BYTES})
+
+
+def set_malloc(values: Mapping[str, int]) -> None:
+    """Set what glibc's allocator keeps of freed memory, given by its environment variables; the user's own settings stay."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return
+    for variable, value in values.items():
+        if variable not in os.environ:
+            mallopt(_PARAMETERS[variable], value)
 
 
 def is_limited() -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 import tensorflow as tf
@@ -93,21 +93,13 @@ class RefusedValues(AbstractContextManager[None]):
         ) from error
 
 
-class CheckedValues(AbstractContextManager[None]):
-    """A context that reports which of the user's assertions fails."""
-
-    def __init__(self, place: str) -> None:
-        self._place = place
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Explain an assertion that fails.
-
-        Raises:
-            InputError: one failed.
-        """
-        if isinstance(error, tf.errors.InvalidArgumentError):
-            reason = _reason(error.message)
-            raise InputError(f"{self._place} doesn't hold in this step ({running_line()}): {reason}") from error
+@contextmanager
+def checked_values(place: str) -> Iterator[None]:
+    """Return a context that raises InputError if the user's assertion at this place fails."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        raise InputError(f"{place} doesn't hold in this step ({running_line()}): {_reason(error.message)}") from error
 
 
 def _operator(graph: Graph, message: str) -> Operator | None:

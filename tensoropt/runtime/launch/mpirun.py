@@ -35,10 +35,7 @@ def find_mpirun() -> Path:
     Raises:
         TensorOptError: there is none.
     """
-    sibling = Path(sys.executable).parent / "mpirun"
-    if os.access(sibling, os.X_OK):
-        return sibling
-    path = shutil.which("mpirun")
+    path = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}")
     if path is None:
         raise TensorOptError(
             describe(

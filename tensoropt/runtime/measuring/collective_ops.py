@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ...lowering.resharding.in_graph import GraphCollectives, InGraph
+from ...lowering.resharding.in_graph import InGraph
 from ...lowering.resharding.path_callbacks import CollectiveRequest
 from ...profiling.collective_tables import step_alone
 from ...profiling.compute import Call
@@ -21,20 +21,15 @@ from ..ranks import Processes
 Emitted = Callable[[str, Axes, int], Call]
 
 
-def emitted_by(collectives: str, processes: Processes, mesh: Mesh) -> Emitted:
-    """Return a function that adds TensorFlow's or Horovod's collectives to a graph, over groups of all ranks.
+def emitted_by(name: str, processes: Processes, mesh: Mesh) -> Emitted:
+    """Return a function that adds one of TensorFlow's or Horovod's collectives to a graph, as lowering does.
 
-    Every rank must call it.
+    Every rank must call it; see :class:`...profiling.measuring_ranks.MeasuringProcess`.
 
     Raises:
         InputError: they can't be used here, or differ between ranks.
     """
-    return emitted(graph_collectives(collectives, processes, mesh), mesh, processes.rank)
-
-
-def emitted(collectives: GraphCollectives, mesh: Mesh, rank: int) -> Emitted:
-    """Return a function that adds one collective to a graph, as lowering does: see
-    :class:`...profiling.measuring_ranks.MeasuringProcess`."""
+    collectives, rank = graph_collectives(name, processes, mesh), processes.rank
     emitter = InGraph(collectives, rank)
 
     def of(kind: str, axes: Axes, n_bytes: int) -> Call:

@@ -23,7 +23,7 @@ from ...frontend.tracing.preprocessing import ancestors
 from ...frontend.tracing.tapes import StepGradients
 from ...ir.graph import CONSTANT, Graph, Operator, Tensor
 from ...ir.optimizer import Optimizer
-from ...runtime.failures.step_errors import CheckedValues
+from ...runtime.failures.step_errors import checked_values
 from .by_sample_layers import that_tell_samples
 from .compiling import in_a_sentence
 from .own_step import capturable, recorded_updates
@@ -114,7 +114,7 @@ class Captured:
         for effect in self.program.effects:
             inputs = [value_of[self._tensor(tensor).name] for tensor in effect.needs]
             if (rank == 0 or effect.is_check) and not effect.is_out(inputs):
-                with CheckedValues(effect.where) if effect.is_check else nullcontext():
+                with checked_values(effect.where) if effect.is_check else nullcontext():
                     effect(inputs)
 
     @property

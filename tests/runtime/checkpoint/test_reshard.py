@@ -18,7 +18,6 @@ from runtime.checkpoint.states import ALONE, Logical, assert_values, entries, la
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.runtime.checkpoint import entry_name, parts, read_metadata, restore, save, saving
 from tensoropt.runtime.checkpoint.parts import parts_of_device, slice_spec
-from tensoropt.runtime.checkpoint.variable import variables_of
 
 
 @settings(max_examples=60)
@@ -60,7 +59,7 @@ def test_every_element_is_written_once_and_holders_share_the_work(data: st.DataO
     mesh = Mesh.of(*data.draw(st.sampled_from([(2,), (4,), (2, 3)])))
     logical = Logical("v", shape)
     layout = layout_by_seed(mesh, len(shape), data.draw(st.integers(0, 1000)))
-    (variable,) = variables_of(entries([logical], {"v": layout}, range(mesh.n_devices)))
+    (variable,) = entries([logical], {"v": layout}, range(mesh.n_devices))
     counts = np.zeros(shape, int)
     with patch.object(parts, "PART_BYTES", data.draw(st.integers(4, 64))), patch.object(parts, "SHARED_BYTES", 1):
         for rank in range(mesh.n_devices):
@@ -74,14 +73,14 @@ def test_replicas_are_shared_out_evenly() -> None:
     mesh = Mesh.of(4)
     large = [Logical("large", (1000, 300))]
     small = [Logical(f"small{i}", (5,)) for i in range(8)]
-    state = variables_of(entries(large + small, replicated(large + small, mesh), range(4)))
+    state = entries(large + small, replicated(large + small, mesh), range(4))
     written = Counter({rank: sum(part.n_bytes for part in parts_of_device(state, rank)) for rank in range(4)})
     assert set(written.values()) == {(1000 * 300 + 8 * 5) * 4 // 4}
 
 
 def test_a_part_is_never_longer_than_the_longest_allowed() -> None:
     mesh = Mesh.of(2)
-    state = variables_of(entries([Logical("v", (3, 5000))], replicated([Logical("v", (3, 5000))], mesh), range(2)))
+    state = entries([Logical("v", (3, 5000))], replicated([Logical("v", (3, 5000))], mesh), range(2))
     with patch.object(parts, "PART_BYTES", 4000), patch.object(parts, "SHARED_BYTES", 1):
         lengths = [part.n_bytes for rank in range(2) for part in parts_of_device(state, rank)]
     assert max(lengths) <= 4000 and sum(lengths) == 3 * 5000 * 4

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ...common.errors import TensorOptError
-from ..ranks import Processes
+from ..common.errors import TensorOptError
+from .ranks import Processes
 
 Value = TypeVar("Value")
 
@@ -31,6 +31,14 @@ def together(processes: Processes, action: Callable[[], Value]) -> Value:
 
 
 def on_rank_0(processes: Processes, action: Callable[[], Value]) -> Value:
-    """Run an action on rank 0. Return its result (picklable), or raise its error, on every rank."""
-    own_action: Callable[[], Any] = action if processes.rank == 0 else lambda: None
-    return processes.broadcast(together(processes, own_action))
+    """Run an action on rank 0. Return its result (picklable), or raise its TensorOptError, on every rank."""
+    answer: Any = None
+    if processes.rank == 0:
+        try:
+            answer = action()
+        except TensorOptError as error:
+            answer = error
+    answer = processes.broadcast(answer, "what rank 0 computes for all")
+    if isinstance(answer, TensorOptError):
+        raise answer
+    return answer
