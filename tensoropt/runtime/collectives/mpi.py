@@ -1,10 +1,9 @@
 """Run collectives between processes by mpi4py, with one sub-communicator for each set of mesh axes.
 
 MPI only moves bytes here. Sums are computed by NumPy, always in the order of the group's ranks. So every dtype works
-(bfloat16, bool), replicas are equal to the bit on all ranks, and the results equal those of the simulation. Against Open MPI
-5's own sums on shared memory, 2 ranks on 2 cores: all-reduce is 1.1 to 1.4 times as fast from 4 MB up, equal at 1 MB, and 20
-to 60 us slower below; reduce-scatter is 1.2 to 1.9 times as fast from 1 MB up.
-``mpirun -n 2 python -m mpi4py tests/runtime/collectives/collectives_worker.py time`` measures again.
+(bfloat16, bool), replicas are equal to the bit on all ranks, and the results equal those of the simulation. On shared memory
+they are faster than Open MPI 5's own from 4 MB up:
+``mpirun -n 2 python -m mpi4py tests/runtime/collectives/collectives_worker.py time`` measures that.
 
     all-reduce       2 members           exchange halves, add, exchange sums; with naps in parts
                      small arrays        all-gather, add
@@ -59,7 +58,7 @@ class MpiCommunicator(OwnMemory):
         self,
         comm: Comm,
         mesh: Mesh,
-        on_collective: Callable[[], None] | None = None,
+        on_collective: Callable[[], None] = lambda: None,
         naps: bool = False,
         gives_way: bool = False,
     ) -> None:
@@ -79,7 +78,7 @@ class MpiCommunicator(OwnMemory):
         Raises:
             RuntimeError: the ranks ask for different groups. It is raised on every rank.
         """
-        self._begin()
+        self._on_collective()
         own_groups = sorted({tuple(sorted(axes)) for axes in axes_list} - self._groups.keys())
         all_groups = self._comm.allgather(own_groups)
         if any(groups != own_groups for groups in all_groups):
@@ -100,8 +99,7 @@ class MpiCommunicator(OwnMemory):
 
     def all_gather(self, axes: Axes, send: Array, recv_shapes: Sequence[Shape], out: Array | None = None) -> list[Array]:
         """Return the members' ``send``, in group order: consecutive parts of ``out``, or of a new array."""
-        group = self._group(axes)
-        self._begin()
+        group = self._begun(axes)
         counts = [prod(shape) for shape in recv_shapes]
         received = self._flat_out(out, sum(counts), send.dtype)
         if self._gives_way:
@@ -121,8 +119,7 @@ class MpiCommunicator(OwnMemory):
         joined: Array | None = None,
     ) -> list[Array]:
         """Return what the members send to this rank, in group order: consecutive parts of ``out``, or of a new array."""
-        group = self._group(axes)
-        self._begin()
+        group = self._begun(axes)
         counts = [prod(shape) for shape in recv_shapes]
         received = self._flat_out(out, sum(counts), sends[0].dtype)
         self._exchange(group, sends, received, counts, joined)
@@ -130,8 +127,7 @@ class MpiCommunicator(OwnMemory):
 
     def reduce_scatter(self, axes: Axes, sends: Sequence[Array], own_shape: Shape, joined: Array | None = None) -> Array:
         """Return the sum of what the members send to this rank, added in group order."""
-        group = self._group(axes)
-        self._begin()
+        group = self._begun(axes)
         result = self.empty(own_shape, sends[0].dtype)
         # All ranks send arrays of the same size to a member.
         most_bytes = max(block.nbytes for block in sends) * len(sends)
@@ -146,8 +142,7 @@ class MpiCommunicator(OwnMemory):
 
     def all_reduce(self, axes: Axes, array: Array, op: str = "sum") -> Array:
         """Return the members' arrays combined by "sum", "max" or "min" in group order, with equal bits on every member."""
-        group = self._group(axes)
-        self._begin()
+        group = self._begun(axes)
         array = np.ascontiguousarray(array).reshape(array.shape)
         result = self.empty(array.shape, array.dtype)
         if group.size == 2:
@@ -270,10 +265,6 @@ class MpiCommunicator(OwnMemory):
         else:
             getattr(group, name)(*buffers)
 
-    def _begin(self) -> None:
-        if self._on_collective is not None:
-            self._on_collective()
-
     def _flat_out(self, out: Array | None, count: int, dtype: np.dtype[Any]) -> Array:
         if out is None:
             return self.empty((count,), dtype)
@@ -281,13 +272,15 @@ class MpiCommunicator(OwnMemory):
             raise ValueError(f"out has {out.size} elements of {out.dtype}, expected {count} of {dtype}, C-contiguous")
         return out.reshape(-1)
 
-    def _group(self, axes: Axes) -> Comm:
+    def _begun(self, axes: Axes) -> Comm:
+        """Return the group of a collective that begins."""
         group = self._groups.get(axes) or self._groups.get(tuple(sorted(axes)))
         if group is None:
             raise RuntimeError(
                 f"no group was formed for axes {axes_text(axes)!r} of mesh {self._mesh}; "
                 f"call prepare([{tuple(sorted(axes))}]) on all ranks before the first collective"
             )
+        self._on_collective()
         return group
 
 

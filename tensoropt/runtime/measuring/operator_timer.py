@@ -113,7 +113,8 @@ class OperatorTimer:
                 # Sparse gradients are made dense, as in a plan.
                 warnings.filterwarnings("ignore", "Converting sparse IndexedSlices")
                 if self._call_s is None:
-                    self._call_s = float(self._times(_nothing())[0])
+                    nothing, argument = tf.function(tf.identity, autograph=False), tf.constant(0.0)
+                    self._call_s = float(self._times(lambda: nothing(argument))[0])
                 arguments = [value for _ in range(copies) for value in _operands(trial)]
                 forward = self._per_copy(_function(trial, copies, False), arguments, copies)
                 if not trial.indices:
@@ -153,12 +154,6 @@ class OperatorTimer:
 
 def _spread(quartiles: np.ndarray) -> float:
     return float(quartiles[1] / quartiles[0] - 1) if quartiles[0] > 0 else 0.0
-
-
-def _nothing() -> Callable[[], tf.Tensor]:
-    function = tf.function(lambda x: tf.identity(x), autograph=False)
-    argument = tf.constant(0.0)
-    return lambda: function(argument)
 
 
 def _function(trial: OperatorTrial, copies: int, has_gradients: bool) -> Callable[..., tf.Tensor]:
