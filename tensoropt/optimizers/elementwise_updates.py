@@ -68,11 +68,7 @@ def _fault_found_by(experiment: Callable[[KerasBase], str], optimizer: KerasBase
 
 
 def _fault_when_cut(optimizer: KerasBase) -> str:
-    """Return where updates of halves differ from the undivided update, as text; empty where they don't.
-
-    Raises:
-        InputError: two undivided updates by the same gradients differ.
-    """
+    """Return where updates of halves differ from the undivided one; raise InputError if two undivided updates differ."""
     whole = _updated(optimizer, lambda value: value)
     name = type(optimizer).__name__
     if _differs(whole, _updated(optimizer, lambda value: value)):

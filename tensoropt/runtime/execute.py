@@ -48,11 +48,7 @@ def checked_collectives(name: str | None) -> str:
 
 
 def loaded_plan(plan: object) -> Plan:
-    """Return a plan, with stages or without, which is given itself or as a file's path.
-
-    Raises:
-        InputError: it is neither.
-    """
+    """Return a plan, which is given itself or as a file's path; raise InputError if it is neither."""
     if isinstance(plan, (str, os.PathLike)):
         plan = Plan.load(FilePath(plan))
     if not isinstance(plan, Plan):

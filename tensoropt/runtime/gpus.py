@@ -166,11 +166,7 @@ def shares(seen: Sequence[Sequence[Gpu]], hosts: Sequence[str], is_shared: bool)
 
 
 def _check_usable(own_gpus: Sequence[Gpu], hosts: Sequence[str], n_users: Mapping[tuple[str, str], int]) -> None:
-    """Check that the driver lets the ranks compute, on equal GPUs.
-
-    Raises:
-        InputError: a GPU is in a mode that prohibits it, or differs from rank 0's.
-    """
+    """Raise InputError if the driver doesn't let a rank compute on its GPU, or a GPU differs from rank 0's."""
     first = own_gpus[0]
     for rank, (gpu, host) in enumerate(zip(own_gpus, hosts, strict=True)):
         if gpu.mode == 2 or (gpu.mode and n_users[host, gpu.uuid] > 1):

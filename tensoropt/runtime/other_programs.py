@@ -101,11 +101,7 @@ def _is_as_planned(first: Engine, plan: Plan, model: Model, micro_batches: int) 
 
 
 def _parts(first: Engine, model: Model, micro_batches: int) -> tuple[StagesAlike, list[tuple[Model, Model]]]:
-    """Return a program in stages, and of each the model on the whole batch and that on a micro-batch.
-
-    Raises:
-        InputError: the program can't run in so many micro-batches.
-    """
+    """Return a program in stages, and of each the model on the whole batch and that on one of so many micro-batches."""
     first_stages = first.stages
     stages, graph = StagesAlike(model, first_stages.cuts, first_stages), model.graph
     if graph.train_steps:

@@ -362,11 +362,7 @@ class Survive(RunKeeper):
         self._between(loop_state, is_end=True)
 
     def set_model(self, model: Any) -> None:
-        """Check that a trainer trains.
-
-        Raises:
-            InputError: Keras itself does.
-        """
+        """Raise InputError if Keras itself trains, and not a trainer."""
         if not hasattr(model, "ranks"):
             raise InputError(
                 f"Survive keeps what is trained on ranks, and Keras itself trains model '{model.name}'; start the script by "

@@ -48,11 +48,7 @@ class CallbackStates:
         self.get()
 
     def get(self) -> list[Any]:
-        """Return the states, in the order of the callbacks.
-
-        Raises:
-            InputError: one can't be kept.
-        """
+        """Return the states, in the order of the callbacks; raise InputError if one can't be kept."""
         return [_state(callback, self._model) for callback in self._kept]
 
     def set(self, states: Sequence[Any]) -> None:

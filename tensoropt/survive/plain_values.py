@@ -54,11 +54,7 @@ _STATE, _ARRAY = "tensoropt/run", "tensoropt/run/array"
 
 
 def as_entries(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state as a checkpoint's entries.
-
-    Raises:
-        NotPlainError: something in it isn't plain.
-    """
+    """Return a state as a checkpoint's entries; raise NotPlainError if something in it isn't plain."""
     arrays: list[np.ndarray] = []
     text = json.dumps(encoded(dict(state), arrays)).encode()
     return {_STATE: text, **{f"{_ARRAY}/{i}": array for i, array in enumerate(arrays)}}

@@ -198,22 +198,14 @@ def listed_prefixes(folder: Path) -> list[str]:
 
 
 def latest_in(folder: Path) -> str | None:
-    """Return the prefix that a folder's ``checkpoint`` file has for the latest; None without one or without its index.
-
-    Raises:
-        InputError: the file can't be read.
-    """
+    """Return the latest prefix in a folder's ``checkpoint`` file; None without one. Raise InputError if it is damaged."""
     state = _list_in(folder)
     latest = str(state.model_checkpoint_path) if state is not None else None
     return latest if latest and CheckpointLocation.of(latest).index.is_file() else None
 
 
 def _list_in(folder: Path) -> Any:
-    """Return the state in a folder's ``checkpoint`` file, with complete paths; None without the file.
-
-    Raises:
-        InputError: the file is damaged.
-    """
+    """Return the state in a folder's ``checkpoint`` file, with complete paths; raise InputError if it is damaged."""
     file = folder / "checkpoint"
     if not file.is_file():
         return None

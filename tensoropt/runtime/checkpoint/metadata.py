@@ -154,11 +154,7 @@ RECOVER = "copy all of its files, or load another checkpoint"
 
 @contextlib.contextmanager
 def refusing_unreadable(location: CheckpointLocation) -> Iterator[None]:
-    """Report in one sentence that a checkpoint can't be read.
-
-    Raises:
-        InputError: TensorFlow or the system couldn't read it.
-    """
+    """Raise InputError, in one sentence, if TensorFlow or the system can't read a checkpoint within this context."""
     try:
         yield
     # TensorFlow's reader raises Python errors for some of its own, such as an IndexError for a file that was cut off.

@@ -254,13 +254,12 @@ def _check_json(metadata: Mapping[str, Any]) -> None:
 
 def _find_scratch(location: CheckpointLocation, processes: Processes) -> None:
     if not location.scratch.is_dir():
-        raise InputError(
-            describe(
-                f"checkpoint '{location.prefix}' needs a folder that all ranks share",
-                got=f"no '{location.folder}' of rank 0 on {processes.hosts[processes.rank]}",
-                advice="save to a shared file system",
-            )
-        )
+        raise InputError(_not_shared(location, f"no '{location.folder}' of rank 0 on {processes.hosts[processes.rank]}"))
+
+
+def _not_shared(location: CheckpointLocation, got: str) -> str:
+    fault = f"checkpoint '{location.prefix}' needs a folder that all ranks share"
+    return describe(fault, got=got, advice="save to a shared file system")
 
 
 def _devices(entries: Sequence[StateEntry]) -> set[int]:
@@ -356,13 +355,7 @@ def _join(
     """Join the ranks' files, put the checkpoint in its place, and enter it in the folder's list."""
     for file in files:
         if not Path(f"{file}.index").is_file():
-            raise TensorOptError(
-                describe(
-                    f"checkpoint '{location.prefix}' needs a folder that all ranks share",
-                    got=f"no '{file}.index' on rank 0's machine",
-                    advice="save to a shared file system",
-                )
-            )
+            raise TensorOptError(_not_shared(location, f"no '{file}.index' on rank 0's machine"))
     parts = list(files)
     # One more file if the existing checkpoint has the same number, and thus files of the same names.
     counts = {count for _, count in location.data_files()} if location.index.exists() else set()

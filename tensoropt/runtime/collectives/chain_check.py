@@ -24,11 +24,7 @@ Node = tuple[int, str]
 
 @contextmanager
 def chain_checked() -> Iterator[None]:
-    """Return a context that checks each function that first runs within it.
-
-    Raises:
-        TensorOptError: a function lost the chain.
-    """
+    """Return a context that checks each function that first runs within it; raise TensorOptError if one lost the chain."""
     from tensorflow.python.eager import context
 
     context.context().enable_run_metadata()

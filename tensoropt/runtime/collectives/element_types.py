@@ -10,11 +10,7 @@ from ...common.errors import InputError, describe
 
 
 def packed(value: tf.Tensor, movable: Collection[tf.DType], moved_as: Mapping[int, tf.DType], owner: str) -> tf.Tensor:
-    """Return a tensor in a type that operators can move: one of ``movable``, or that of as many bytes.
-
-    Raises:
-        InputError: there is none for its type.
-    """
+    """Return a tensor in a type that operators can move, of as many bytes; raise InputError if there is none."""
     if value.dtype.is_complex:
         return pairs(value)
     try:

@@ -196,11 +196,7 @@ def own_address(processes: Processes) -> str:
 
 
 def _check_reachable(processes: Processes, addresses: list[str]) -> None:
-    """Check that each rank reaches the servers of other machines, which else it would wait for.
-
-    Raises:
-        InputError: one doesn't.
-    """
+    """Raise InputError if a rank doesn't reach the server of another machine, for which it would wait."""
     own_host, unreached = processes.hosts[processes.rank], ""
     for address, host in zip(addresses, processes.hosts, strict=True):
         name, _, port = address.rpartition(":")

@@ -29,11 +29,7 @@ class OnlyStep:
     """
 
     def __enter__(self) -> None:
-        """Begin a step.
-
-        Raises:
-            InputError: another thread runs a step.
-        """
+        """Begin a step; raise InputError if another thread runs one."""
         global _runner
         if not _running.acquire(blocking=False):
             thread = threading.current_thread().name

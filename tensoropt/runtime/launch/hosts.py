@@ -23,11 +23,7 @@ class Host(NamedTuple):
 
 
 def hosts_of(text: str) -> list[Host]:
-    """Return the hosts that ``--host`` names; one without a number takes one rank.
-
-    Raises:
-        InputError: a number isn't one.
-    """
+    """Return the hosts that ``--host`` names, with one rank each by default; raise InputError if a number isn't one."""
     hosts = []
     for part in text.split(","):
         name, _, slots = part.strip().partition(":")

@@ -30,11 +30,7 @@ _FROM_KERNEL, _SIGNAL_WHEN_PARENT_DIES, _TAKE_ORPHANS = 0x80, 1, 36
 
 
 def find_mpirun() -> Path:
-    """Return the path of the mpirun beside this Python, else of the first on the PATH.
-
-    Raises:
-        TensorOptError: there is none.
-    """
+    """Return the path of the mpirun beside this Python, else on the PATH; raise TensorOptError if there is none."""
     path = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}")
     if path is None:
         raise TensorOptError(
