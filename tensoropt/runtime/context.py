@@ -1,28 +1,38 @@
-"""The context of a run: its ranks, and the hardware for which plans are made."""
+"""The context of a run: its ranks, the hardware for which plans are made, and a model that all ranks agree on."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 from itertools import zip_longest
+from types import MappingProxyType
 from typing import Any
 
+from ..common.dump import dump
 from ..common.errors import InputError, cut, short
 from ..common.launched import launched_as
 from ..common.progress import NOT_SHOWN, Display
+from ..ir.graph import Graph
+from ..ir.invariants import check_graph
+from ..lowering.gradient_analysis import analyse
 from ..plan.plan import Plan
 from ..plan.reports import write_asked_report
 from ..profiling.hardware import Hardware, HardwareError, resolve
+from ..rules.registry import rule_of
+from ..sharding.model import Model
 from .collectives.tensorflow_server import is_by_nccl, is_running
 from .execute import MPI, TENSORFLOW, checked_collectives
 from .failures.interruptions import STARTED_BY_RUN
 from .measuring.local_hardware import hardware_here, prepared_processes, warning_of, with_memory_now
 from .together import on_rank_0
 
+logger = logging.getLogger("tensoropt")
+NOTHING_PLACED: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 _measured: dict[tuple[int, str], Hardware] = {}  # in this process, by the number of ranks and their collectives
 
 
@@ -141,3 +151,33 @@ def resolve_cluster(cluster: Hardware | str) -> Hardware:
 def _say_alone() -> None:
     """Print, once per process, that it was started alone: a forgotten mpirun is easily missed."""
     Display().say("started alone, on one device; mpirun -n N python SCRIPT starts N")
+
+
+def model_of(graph: Graph, context: Context, placed: Mapping[str, tuple[int, ...]] = NOTHING_PLACED) -> Model:
+    """Return the model of a graph, ready for the search. Every rank must call it.
+
+    Args:
+        placed: the devices that operators are placed on, by name.
+
+    Raises:
+        InputError: the ranks recorded different models, or a training step has nothing to train.
+    """
+    if os.environ.get("TENSOROPT_CHECK") == "1":
+        check_graph(graph)
+    context.check_same(graph.agreement, lambda: [line.partition("  # ")[0] for line in str(graph).splitlines()])
+    _report_replicated(graph, context)
+    if context.processes.rank == 0:
+        dump("model", graph)
+    return Model(graph, analyse(graph), placed=placed)
+
+
+def _report_replicated(graph: Graph, context: Context) -> None:
+    """Report once which types of operators have no rule and run replicated on every device."""
+    if context.processes.rank or context.n_devices == 1:
+        return
+    reported: set[str] = set()
+    for op in graph.operators.values():
+        reason = rule_of(op).without if op.updates is None else ""
+        if reason and op.type not in reported:
+            reported.add(op.type)
+            logger.warning("%s runs whole on every device: %s", op.where(), reason)

@@ -24,12 +24,11 @@ from ..lowering.gradient_analysis import analyse
 from ..plan.plan import Plan
 from ..plan.scaling_curve import Curve, configurations
 from ..profiling.hardware import Hardware
-from ..runtime.context import Context, resolve_cluster
+from ..runtime.context import Context, model_of, resolve_cluster
 from ..runtime.engine import Engine
 from ..runtime.execute import checked_collectives, loaded_plan
 from ..runtime.execution import Execution, execute
 from ..runtime.failures.error_handling import explain_errors
-from ..runtime.prepare import model_of
 from ..runtime.ranks import Processes, display_here
 from ..runtime.same_data import SameData
 from ..search.asked import Request, check_option, parallelisms

@@ -19,11 +19,10 @@ from ..frontend.tracing.capture import VariableNames
 from ..optimizers.keras_optimizer import KerasOptimizer
 from ..plan.plan import Plan
 from ..runtime.alone import could_go_alone, go_alone
-from ..runtime.context import Context
+from ..runtime.context import Context, model_of
 from ..runtime.execute import checked_collectives, loaded_plan
 from ..runtime.execution import execute
 from ..runtime.gpus import computes_on_gpu
-from ..runtime.prepare import model_of
 from ..runtime.ranks import current_processes, display_here, install_error_handling
 from ..search.asked import OPTIONS
 from ..sharding.model import Model

@@ -231,7 +231,7 @@ def test_phases_are_dumped_and_checked(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSOROPT_DUMP", str(tmp_path / "stages"))
     monkeypatch.setenv("TENSOROPT_CHECK", "1")
     checked = []
-    monkeypatch.setattr("tensoropt.runtime.prepare.check_graph", checked.append)
+    monkeypatch.setattr("tensoropt.runtime.context.check_graph", checked.append)
     begin()
     x, _, loss = base(tensoropt)
     step = sgd(tensoropt).minimize(loss)

@@ -169,37 +169,22 @@ class MpiCommunicator(OwnMemory):
             reduce_in_order(blocks if group.rank == 0 else blocks[::-1], op, result[own_half][part])
 
         if self._naps:
-            self._swap_by_parts(group, peer, flat[other_half], received, reduce, result[own_half], result[other_half])
+            # In parts that keep the link always busy: while the last half is added, sums of the parts before are on their
+            # way. All receives are posted at the start, so that sends complete whatever the other member sends first.
+            outbox = Outbox(group, self._gives_way)
+            halves = outbox.arriving(received, peer, _HALVES)
+            sums = outbox.arriving(result[other_half], peer, _SUMS)
+            outbox.add(flat[other_half], peer, _HALVES)
+            for part, request in halves:
+                outbox.wait_for([request])
+                reduce(part)
+                outbox.add(result[own_half][part], peer, _SUMS)
+            outbox.empty()
+            outbox.wait_for([request for _, request in sums])
             return
         group.Sendrecv(as_mpi_buffer(flat[other_half]), peer, recvbuf=as_mpi_buffer(received), source=peer)
         reduce(slice(None))
         group.Sendrecv(as_mpi_buffer(result[own_half]), peer, recvbuf=as_mpi_buffer(result[other_half]), source=peer)
-
-    def _swap_by_parts(
-        self,
-        group: Comm,
-        peer: int,
-        send: Array,
-        received: Array,
-        reduce: Callable[[slice], None],
-        own_half: Array,
-        other_half: Array,
-    ) -> None:
-        """Exchange halves and then the results, ``own_half`` and ``other_half``, in parts that keep the link always busy.
-
-        Sums are queued behind the halves: while the last half is added, sums of the parts before are on their way. All
-        receives are posted at the start, so that sends complete whatever the other member sends first.
-        """
-        outbox = Outbox(group, self._gives_way)
-        halves = outbox.arriving(received, peer, _HALVES)
-        sums = outbox.arriving(other_half, peer, _SUMS)
-        outbox.add(send, peer, _HALVES)
-        for part, request in halves:
-            outbox.wait_for([request])
-            reduce(part)
-            outbox.add(own_half[part], peer, _SUMS)
-        outbox.empty()
-        outbox.wait_for([request for _, request in sums])
 
     def _exchange_by_parts(self, group: Comm, sends: Sequence[Array], received: Sequence[Array]) -> None:
         """Send ``sends[i]`` to member i and receive ``received[i]`` from it, in parts; all arrays are flat.

@@ -46,7 +46,7 @@ class Outbox:
     """A queue of array parts to send to members of a group, of which few are under way at once."""
 
     def __init__(self, group: Comm, gives_way: bool) -> None:
-        self._group, self._gives_way = group, gives_way
+        self._group, self._pace = group, (0.0, TRAILING_NAP_S) if gives_way else (AWAKE_S, NAP_S)
         self._waiting: deque[tuple[Array, int, int]] = deque()
         self._sending: list[MPI.Request] = []
 
@@ -68,10 +68,7 @@ class Outbox:
 
     def wait_for(self, requests: Iterable[MPI.Request]) -> None:
         """Wait until all requests are done, and send queued parts meanwhile."""
-        if self._gives_way:
-            wait(list(requests), self.look, awake_s=0.0, nap_s=TRAILING_NAP_S)
-        else:
-            wait(list(requests), self.look)
+        wait(list(requests), self.look, *self._pace)
 
     def empty(self) -> None:
         """Wait until all parts are sent."""

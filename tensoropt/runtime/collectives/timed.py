@@ -59,14 +59,12 @@ class TimedCommunicator:
 
     def take(self) -> tuple[TimedCall, ...]:
         """Return the calls recorded so far, and forget them."""
-        calls = tuple(self.calls)
-        self.calls.clear()
+        calls, self.calls = tuple(self.calls), []
         return calls
 
     def take_memory(self) -> tuple[MemoryEvent, ...]:
         """Return the allocations and releases recorded so far, and forget them."""
-        events = tuple(self.memory)
-        self.memory.clear()
+        events, self.memory = tuple(self.memory), []
         return events
 
     def empty(self, shape: Shape, dtype: npt.DTypeLike) -> Array:

@@ -96,7 +96,7 @@ def measure_here(
     Raises:
         InputError: TensorFlow's or Horovod's collectives are asked for but unavailable.
     """
-    levels = _levels(processes)
+    levels = Level("machine", processes.machines), Level("device", processes.devices_per_machine)
     if processes.alone:
         return measure(levels, MeasuringProcess(), budget_s, watching=watching)
     from ..collectives.mpi import MpiCommunicator
@@ -116,10 +116,6 @@ def measure_here(
     measured = measure(levels, place, budget_s, watching=watching)
     communicator.free()
     return measured
-
-
-def _levels(processes: Processes) -> tuple[Level, Level]:
-    return Level("machine", processes.machines), Level("device", processes.devices_per_machine)
 
 
 def calibrated_file(processes: Processes, collectives: str = MPI) -> Path | None:

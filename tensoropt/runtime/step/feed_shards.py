@@ -1,16 +1,24 @@
-"""Cut fed values into the shards of ranks and the rows of micro-batches."""
+"""Cut fed values into the shards of ranks and the rows of micro-batches, and emit them as a function computes with them."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
+from ...ir.graph import Tensor
 from ...ir.micro_batching import MicroBatch
 from ...lowering.localise import opaque, uniform_shape
+from ...lowering.operators import Values
+from ...lowering.resharding.reshard import Resharder
 from ...reschedule.layout import Layout, Shape
+from ...rules.rule import OperandSharding
 from ...sharding.local_shapes import shard_slices
+from ...sharding.resharding import PathFinder, resharding_of
 from ...sharding.strategy import StrategyView
 from .functions import Argument, FedSpec, Feed
+from .parts import StageView
 
 
 def fed_layout(view: StrategyView, feed: Feed) -> Layout:
@@ -84,3 +92,45 @@ def argument_of(
     spec = FedSpec.of(tf.TensorSpec(fed_shape(layout, tensor.shape, cut_into), tensor.dtype))
     is_as_fed = feed.is_local or (layout.is_replicated and not cut_into)
     return Argument(feed, number, stage, rank, is_ahead, layout, cut_into, is_as_fed, spec)
+
+
+def fed_values(
+    feed: Feed, values: Values, views: StageView, micro_batches: tuple[MicroBatch, ...], resharder: Resharder,
+    path_finder: PathFinder,
+) -> Callable[[int], Values]:  # fmt: skip
+    """Return a function that emits a feed as the step computes with it, or a micro-batch's rows of it, given its index.
+
+    If the micro-batches don't divide each rank's share evenly, the shares are gathered.
+    """
+    layout = fed_layout(views.whole, feed)
+    if not comes_in_micro_batches(feed, micro_batches):
+        layouts = layout, views.whole.layout(feed.tensor)
+        return lambda index: resharded(feed.tensor, *layouts, values, resharder, path_finder)
+    if feed.is_local and micro_batches[0].n_shares != micro_batches[0].n_devices:
+        replicated = Layout.replicated(layout.mesh, len(feed.tensor.shape))
+        values = resharded(feed.tensor, layout, replicated, values, resharder, path_finder)
+        layout = replicated
+    view, ranks = views.per_micro_batch, resharder.backend.ranks
+    tensor = view.graph.tensors[feed.tensor.name]
+
+    def rows(index: int) -> Values:
+        pairs = zip(ranks, values, strict=True)
+        shards = [rows_of(value, layout, tensor.shape, rank, index) for rank, value in pairs]
+        return resharded(tensor, layout, view.layout(tensor), shards, resharder, path_finder)
+
+    return rows
+
+
+def as_given(values: Values, micro_batch: int) -> Values:
+    """Return values that are there, whatever the micro-batch."""
+    return values
+
+
+def resharded(
+    tensor: Tensor, source: Layout, target: Layout, values: Values, resharder: Resharder, path_finder: PathFinder
+) -> Values:
+    """Reshard a tensor, or its part of a micro-batch, which no gradient comes back to."""
+    if source == target:
+        return values
+    resharding = resharding_of(tensor, source, OperandSharding(target, None))
+    return resharder.reshard(resharding, path_finder.paths(resharding), values, tensor.name)

@@ -20,7 +20,7 @@ from ...reschedule.cross_mesh import CrossMesh
 from ...reschedule.layout import Layout
 from ...sharding.stages import Crossing
 from ...sharding.strategy import StrategyView
-from .fed_values import fed_values, resharded
+from .feed_shards import fed_values, resharded
 from .functions import Feed
 from .parts import RunningStages, StagePart
 from .rows_ahead import SentAhead

@@ -21,7 +21,7 @@ from ...program.stage_ends import StageEnds
 from ...program.step import step_program
 from ...reschedule.layout import Layout
 from ...sharding.stages import Crossing
-from .fed_values import as_given, resharded
+from .feed_shards import as_given, resharded
 from .parts import StageView
 from .stage_state import StageState
 from .step_emission import Exchange, StepEmission
