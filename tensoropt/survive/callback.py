@@ -140,7 +140,7 @@ class Survive(RunKeeper):
     def _newest(self, callbacks: Any) -> SavedRun | None:
         """Find the newest checkpoint, and check that the callbacks' states can be kept; rank 0 alone does."""
         self._states = CallbackStates(list(callbacks or ()), self._stateless, self._trainer.inner)
-        return self._place.newest()
+        return self._place.newest("position")
 
     def _say_where(self, where: str) -> None:
         assert self._resumed is not None
@@ -340,7 +340,7 @@ class Survive(RunKeeper):
         loop: dict[str, Any] = {} if state is None else state
         self._open(ranks_of(step, loop))
         self._trainer = step
-        resumed = self._resumed = on_rank_0(self._ranks.processes, self._place.newest)
+        resumed = self._resumed = on_rank_0(self._ranks.processes, lambda: self._place.newest("loop"))
         if resumed is not None:
             self._ranks.restore(resumed.prefix)
             self.n_steps = resumed.state["n_steps"]

@@ -28,7 +28,7 @@ def encoded(value: Any, arrays: list[np.ndarray]) -> Any:
         arrays.append(np.array(value))
         return {_KIND: "array" if isinstance(value, np.ndarray) else "scalar", "at": len(arrays) - 1}
     if type(value) in (list, tuple, set):
-        items = [encoded(item, arrays) for item in (sorted(value) if type(value) is set else value)]
+        items = [encoded(item, arrays) for item in (sorted(value, key=repr) if type(value) is set else value)]
         return items if type(value) is list else {_KIND: type(value).__name__, "items": items}
     if isinstance(value, dict):
         return {_KIND: "dict", "items": [[encoded(name, arrays), encoded(item, arrays)] for name, item in value.items()]}

@@ -43,11 +43,14 @@ class FitFolder:
         """Return the prefix of the checkpoint after so many steps."""
         return str(self.path / f"step-{n_steps}")
 
-    def newest(self) -> SavedRun | None:
+    def newest(self, key: str) -> SavedRun | None:
         """Return the newest checkpoint that is whole, after reading it through; None without any. Name those that aren't.
 
+        Args:
+            key: what its state has: "position" if it is of a ``fit``, "loop" if it is of a loop of the user's own.
+
         Raises:
-            InputError: the folder can't be made or written.
+            InputError: the folder can't be made or written, or its checkpoint is of the other kind.
         """
         with needing_folder(f"nothing can be saved in '{self.path}'"):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -62,6 +65,9 @@ class FitFolder:
             except InputError as error:
                 say(f"{str(error).rstrip('.')}; the one before it is taken")
                 continue
+            if state is not None and key not in state:
+                by, other = ("fit", "a loop") if key == "loop" else ("a loop", "fit")
+                raise InputError(f"'{location.prefix}' was saved by {by}, and {other} can't use it; give another folder")
             if state is not None:
                 return SavedRun(location.prefix, state)
         return None

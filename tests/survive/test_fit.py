@@ -254,6 +254,11 @@ def test_a_fit_that_cannot_be_kept_is_refused(trainer, tmp_path):
         next(keeper.steps(3, "model"))
     with pytest.raises(InputError, match=r"keeps numbers, text and arrays in state=, .* got a value of type object"):
         next(keeper.steps(3, trainer, {"file": object()}))
+    for _ in tensoropt.Survive(tmp_path / "loop").steps(1, trainer):
+        pass
+    survive._fits.clear()
+    with pytest.raises(InputError, match="step-1' was saved by a loop, and fit can't use it; give another folder"):
+        trainer.fit(batches(16), verbose=0, callbacks=[tensoropt.Survive(tmp_path / "loop")])
     with pytest.raises(InputError, match="and Keras itself trains model"):
         fresh_plain().fit(batches(16), verbose=0, callbacks=[keeper])
 
