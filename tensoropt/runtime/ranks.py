@@ -24,7 +24,7 @@ from ..common.watchdog import CHAINS, CRITICAL, DEFAULT_TIMEOUT_S, ChainState, t
 from .failures.ending import Ending
 from .failures.error_handling import install_error_handling, install_lone_error_handling
 from .gpus import Gpu, are_shared, shares, take, visible_gpus
-from .launch.machines import machine_shape
+from .launch.hosts import machine_shape
 from .launch.mpirun import share_of_cores, usable_cores
 from .launch.separate_starts import refuse_separate_processes
 from .mpi_start import started_mpi, within_timeout

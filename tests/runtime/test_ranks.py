@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tensoropt.common.errors import InputError, describe
 from tensoropt.runtime import ranks as processes
-from tensoropt.runtime.launch.machines import machine_shape
+from tensoropt.runtime.launch.hosts import machine_shape
 from tensoropt.runtime.launch.separate_starts import refuse_separate_processes
 from tensoropt.runtime.mpi_start import SOCKET_BYTES, send_at_once
 from tensoropt.runtime.ranks import launched_as

@@ -130,6 +130,7 @@ class PendingSave:
 
     Args:
         prefix, entries, processes, max_to_keep: as for :func:`save`.
+        beside: what the checkpoint holds beside the state.
         room: memory for a copy of the state. If all ranks have it, threads write, and the state may change meanwhile: a read
             shares a variable's memory until the variable is assigned to, or a thread has copied it.
     """
@@ -139,15 +140,15 @@ class PendingSave:
         prefix: str,
         entries: Sequence[StateEntry],
         processes: Processes,
-        extras: Beside,
+        beside: Beside,
         max_to_keep: int | None,
         *,
         room: Room | None = None,
     ) -> None:
-        _check_json(extras.metadata)
+        _check_json(beside.metadata)
         self._location, self._processes, self._max_to_keep = CheckpointLocation.of(prefix), processes, max_to_keep
         check_names(entries)
-        self._own = _own_items(entries, extras)
+        self._own = _own_items(entries, beside)
         self._lock = self._location.lock()
         self._files: list[str] = []
         self._error: Exception | None = None
@@ -328,22 +329,22 @@ def _write(location: CheckpointLocation, prefix: str, items: Sequence[Item]) -> 
         make_safe(file)
 
 
-def _own_items(entries: Sequence[StateEntry], extras: Beside) -> Callable[[int], list[Item]]:
+def _own_items(entries: Sequence[StateEntry], beside: Beside) -> Callable[[int], list[Item]]:
     """Return a function of a checkpoint's number of data files, which returns its own entries.
 
     They are the metadata, the graph of the user's objects, the save counter, and what is beside. What needs Keras is made at
     once, and not in a thread.
     """
     saved = tuple(map(Saved.of, entries))
-    order, graph = extras.objects.order() if extras.objects is not None else {}, object_graph(extras.objects)
+    order, graph = beside.objects.order() if beside.objects is not None else {}, object_graph(beside.objects)
 
     def items(n_files: int) -> list[Item]:
-        text = Metadata(saved, n_files, order, extras.metadata).to_json().encode()
+        text = Metadata(saved, n_files, order, beside.metadata).to_json().encode()
         return [
             Item(METADATA, "", len(text), lambda: tf.constant(text)),
             Item(OBJECT_GRAPH, "", len(graph), lambda: tf.constant(graph)),
-            Item(entry_of(COUNTER), "", 8, lambda: tf.constant(extras.counter, tf.int64)),
-            *(Item(key, "", memoryview(value).nbytes, partial(tf.constant, value)) for key, value in extras.entries.items()),
+            Item(entry_of(COUNTER), "", 8, lambda: tf.constant(beside.counter, tf.int64)),
+            *(Item(key, "", memoryview(value).nbytes, partial(tf.constant, value)) for key, value in beside.entries.items()),
         ]
 
     return items

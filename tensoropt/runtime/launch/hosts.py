@@ -1,10 +1,14 @@
-"""Read the hosts of a run and their slots, as mpirun takes them: ``--host alpha:4,beta:4``, or a hostfile."""
+"""Read the hosts of a run and their slots, as mpirun takes them: ``--host alpha:4,beta:4``, or a hostfile.
+
+Tell also how many machines ranks are on, and how many ranks each has.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,3 +72,47 @@ def hosts_of_allocation(environ: Mapping[str, str] = os.environ) -> int:
     """Return how many hosts the batch system's job has, as far as Slurm says."""
     text = environ.get("SLURM_JOB_NUM_NODES", "1")
     return max(1, int(text)) if text.isdecimal() else 1
+
+
+def machine_shape(hosts: Sequence[str]) -> tuple[int, int]:
+    """Return (machines, devices per machine) of ranks on these hosts.
+
+    Raises:
+        InputError: the ranks of a host aren't consecutive, or hosts have different numbers of ranks.
+    """
+    runs = [(host, len(list(ranks))) for host, ranks in groupby(hosts)]
+    counts = [count for _, count in runs]
+    if len({host for host, _ in runs}) < len(runs):
+        raise InputError(
+            describe(
+                "ranks must be ordered by host",
+                got=f"the hosts {', '.join(hosts)}",
+                advice="start with mpirun --map-by slot, or order the hostfile by host",
+            )
+        )
+    if len(set(counts)) == 1:
+        return len(counts), counts[0]
+    placement = ", ".join(f"{count} on {host}" for host, count in runs)
+    raise InputError(
+        describe(
+            f"{len(hosts)} ranks on {len(counts)} machines aren't M machines times D devices",
+            got=placement,
+            expected="p devices of one machine, or the same number on every machine",
+            advice=f"start {_neighbouring_counts(counts)}",
+        )
+    )
+
+
+def _neighbouring_counts(counts: Sequence[int]) -> str:
+    """Return text with the nearest counts of ranks that would work, below (on the devices seen) and above."""
+    size, machines = sum(counts), len(counts)
+    sizes = sorted(counts, reverse=True)
+    nearest = max(((n * count, n, count) for n, count in enumerate(sizes, start=1)), key=lambda c: c[:2])
+    machine_size = -(-size // machines)
+    if machine_size * machines == size:
+        return f"{nearest[0]} ({_shape_text(*nearest[1:])}) or place {size} as {_shape_text(machines, machine_size)}"
+    return f"{nearest[0]} ({_shape_text(*nearest[1:])}) or {machine_size * machines} ({_shape_text(machines, machine_size)})"
+
+
+def _shape_text(machines: int, devices: int) -> str:
+    return f"one machine of {devices}" if machines == 1 else f"{machines} machines of {devices}"
