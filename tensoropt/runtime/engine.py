@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -22,8 +23,10 @@ from ..lowering.operators import Values
 from ..lowering.resharding.reshard import Backend, Resharder
 from ..lowering.variables import StateEntry
 from ..program.fetch import Fetch
+from .execute import same_on_all
 from .failures.process_limit import check_memory_left
 from .failures.step_errors import RefusedValues, only_step
+from .ranks import Processes
 from .step.feed_shards import argument_of, comes_in_micro_batches, shard_of
 from .step.function_emission import FunctionEmission
 from .step.functions import BuiltFunction, FedSpec, Feed, flat, names, structure_digest
@@ -33,16 +36,9 @@ from .step.step_optimizer import StepOptimizer
 
 Returned = list[list[np.ndarray]]
 """For each tensor that a stage returns its value on each rank."""
-Share = Callable[[int, Returned | None], Returned]
 Fed = Mapping[Feed, np.ndarray | tf.Tensor]
 Preparing = Callable[..., Sequence[tf.Tensor]]
 """Makes, in a function's graph, what its feeds are of tensors that it is given; none of these feeds is cut."""
-
-
-def _own(stage: int, entries: StageEntries | None) -> StageEntries:
-    """Return the description of a stage's state, where this process builds all stages."""
-    assert entries is not None
-    return entries
 
 
 @dataclass
@@ -50,21 +46,12 @@ class Engine(RunningStages):
     """The execution of a model, on the stages and ranks that this process builds.
 
     Attributes:
-        share: gives all processes what the first rank of a stage fetched, given the stage's number.
-        describe: gives all processes the description of a stage's state, given the stage's number.
-        agree: called with a text ahead of each function's first run; raises if the ranks of all stages don't come with the
-            same one.
-        begin: called when a step begins, so that a rank which waits in it can be told from one that hasn't come.
-        gather: returns the arrays of all ranks, given this rank's and what they are.
+        joined: the ranks of all stages, if this process builds only some of these; else None.
         display: shows that a function is being built, and runs for the first time.
         out_of_memory: returns the sentence for an allocation that failed.
     """
 
-    share: Share = lambda stage, values: values or []
-    describe: Callable[[int, StageEntries | None], StageEntries] = _own
-    agree: Callable[[str], None] = lambda text: None
-    begin: Callable[[], None] = lambda: None
-    gather: Callable[[np.ndarray, str], Sequence[np.ndarray]] = lambda value, subject: [value]
+    joined: Processes | None = None
     display: Display = NOT_SHOWN
     out_of_memory: Callable[[str], str] | None = None
     _functions: dict[tuple[Fetch, tuple[Feed, ...], Preparing | None], BuiltFunction] = field(default_factory=dict)
@@ -117,7 +104,14 @@ class Engine(RunningStages):
     def _described(self) -> list[StageEntries]:
         """The entries of all stages, without shards."""
         entries = {stage: self._entries_of(stage).described for stage in self.states}
-        return [self.describe(stage, entries.get(stage)) for stage in range(self.stages.n)]
+        return [self.share(stage, entries.get(stage), "the description of a stage") for stage in range(self.stages.n)]
+
+    def share(self, stage: int, value: Any, what: str = "what a step returns") -> Any:
+        """Return what the first rank of a stage has; the ranks of all stages call it."""
+        if self.joined is None:
+            return value
+        first = self.views[stage].devices[0]
+        return self.joined.gather(value if self.joined.rank == first else None, what)[first]
 
     @property
     def local_parameter_bytes(self) -> list[int]:
@@ -169,7 +163,8 @@ class Engine(RunningStages):
             is_as_specified = is_as_specified and argument.spec.fits(shard)
             arguments.append(shard if isinstance(shard, tf.Tensor) else tf.constant(shard))
         with RefusedValues(self.graph, self.out_of_memory), self.backend.watched(function.log):
-            self.begin()
+            if self.joined is not None:  # so that a rank which waits in a step can be told from one that hasn't come
+                self.joined.begin_collective()
             values = iter([value.numpy() for value in function.run(arguments, is_as_specified)])
         check_memory_left()
         own_results = {
@@ -184,8 +179,9 @@ class Engine(RunningStages):
 
         A stage needs samples that other stages' ranks have loaded, so all ranks are given all of them.
         """
+        gather = self.joined.gather if self.joined is not None else lambda value, what: [value]
         return {
-            Feed(feed.tensor, False): np.concatenate(self.gather(np.asarray(value), f"the shares of {feed.tensor.name}"))
+            Feed(feed.tensor, False): np.concatenate(gather(np.asarray(value), f"the shares of {feed.tensor.name}"))
             if feed.is_local
             else value
             for feed, value in feeds.items()
@@ -211,7 +207,8 @@ class Engine(RunningStages):
     def _build(
         self, fetch: Fetch, feeds: tuple[Feed, ...], preparing: Preparing | None, raw: Sequence[tf.Tensor]
     ) -> BuiltFunction:
-        self.agree(f"runs {names(fetch)} on {', '.join(feed.tensor.name for feed in feeds)}")
+        if self.joined is not None:
+            same_on_all(self.joined)(f"runs {names(fetch)} on {', '.join(feed.tensor.name for feed in feeds)}")
         parts = parts_of(self.stages, self.views, fetch, {feed.tensor.name for feed in feeds})
         for stage, state in self.states.items():
             state.add_runs(parts[stage].needed | parts[stage].ahead)

@@ -158,21 +158,12 @@ def _joining(plan: Plan, part: Processes) -> dict[str, Any]:
     from .step.messages import MpiTransfers, Sending
 
     sending, messages = Sending(), part.comm.Dup()
-    agree = same_on_all(part)
-    agree(f"the plan {hashlib.sha256(json.dumps(plan.to_json(), sort_keys=True).encode()).hexdigest()[:16]}")
-
-    def stage_value(what: str, stage: int, value: Any) -> Any:
-        first = plan.stages[stage].devices[0]
-        shared = part.gather(value if part.rank == first else None, what)[first]
-        assert shared is not None
-        return shared
-
+    same_on_all(part)(f"the plan {hashlib.sha256(json.dumps(plan.to_json(), sort_keys=True).encode()).hexdigest()[:16]}")
     return {
         "transfers": lambda: MpiTransfers(messages, part.waiting[CRITICAL], sending),
         "machine_of": tuple(part.hosts.index(host) for host in part.hosts),
-        "share": partial(stage_value, "what a step returns"), "describe": partial(stage_value, "the description of a stage"),
-        "agree": agree, "begin": part.begin_collective, "gather": part.gather,
-    }  # fmt: skip
+        "joined": part,
+    }
 
 
 def _stage_processes(part: Processes, stage: int) -> Processes:
