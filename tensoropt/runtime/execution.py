@@ -129,8 +129,8 @@ def execute(
         }
         if isinstance(values, ValuesInStep):
             values.finish()
-            for state in states.values():
-                state.initial_value = initial_value
+            for stage_state in states.values():
+                stage_state.initial_value = initial_value
     options |= {} if stage_part is part else _joining(plan, part)
     engine = Engine(stages, views, plan.orders, states, display=display, out_of_memory=memory.sentence, **options)
     return Execution(plan, engine, part)

@@ -172,10 +172,10 @@ class MpiCommunicator(OwnMemory):
             # In parts that keep the link always busy: while the last half is added, sums of the parts before are on their
             # way. All receives are posted at the start, so that sends complete whatever the other member sends first.
             outbox = Outbox(group, self._gives_way)
-            halves = outbox.arriving(received, peer, _HALVES)
+            arriving = outbox.arriving(received, peer, _HALVES)
             sums = outbox.arriving(result[other_half], peer, _SUMS)
             outbox.add(flat[other_half], peer, _HALVES)
-            for part, request in halves:
+            for part, request in arriving:
                 outbox.wait_for([request])
                 reduce(part)
                 outbox.add(result[own_half][part], peer, _SUMS)
