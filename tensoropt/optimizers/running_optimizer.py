@@ -1,7 +1,7 @@
 """The protocol by which an engine runs an optimizer.
 
-:func:`.start.start_optimizer` makes a :class:`RunningOptimizer` from an :class:`..ir.optimizer.Optimizer`, which is a value.
-It holds the optimizer's variables for the ranks of one process and emits the update of their shards.
+A :class:`RunningOptimizer` is made from an :class:`..ir.optimizer.Optimizer`, which is a value. It holds the optimizer's
+variables for the ranks of one process and emits the update of their shards.
 """
 
 from __future__ import annotations

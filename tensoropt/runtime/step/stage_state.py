@@ -10,11 +10,12 @@ import tensorflow as tf
 
 from ...common.settings import LAG
 from ...ir.graph import Graph, Operator, TrainStep
+from ...ir.optimizer import Optimizer
 from ...lowering.operators import Values
 from ...lowering.resharding.reshard import Backend, Collective
 from ...lowering.variables import StateEntry, local_variables
+from ...optimizers.classic import Classic, RunningClassic
 from ...optimizers.running_optimizer import Emission, PendingUpdate, RunningOptimizer, Shards
-from ...optimizers.start import start_optimizer
 from ...rules.random import FROM_SEED
 from ...sharding.resharding import PathFinder
 from ...sharding.strategy import StrategyView
@@ -66,7 +67,7 @@ class StageState:
         for step in self.graph.train_steps.values():
             if step.name not in self.optimizers:
                 shared = self.optimizers.get(step.of)
-                running = start_optimizer(step.optimizer, self._shards(step)) if shared is None else shared
+                running = _started(step.optimizer, self._shards(step)) if shared is None else shared
                 self.optimizers[step.name] = running
 
     @property
@@ -157,6 +158,18 @@ class StageState:
                 variable.assign_add(tf.ones([], variable.dtype))
 
         return PendingUpdate(pending.sums, apply)
+
+
+def _started(optimizer: Optimizer, shards: Shards) -> RunningOptimizer:
+    """Return the optimizer at work on the parameters that this process holds."""
+    if isinstance(optimizer, Classic):
+        return RunningClassic(optimizer, shards)
+    # Importing Keras takes a second, which a model without it needn't wait for.
+    from ...optimizers.keras_optimizer import KerasOptimizer
+    from ...optimizers.keras_running import RunningKeras
+
+    assert isinstance(optimizer, KerasOptimizer)
+    return RunningKeras(optimizer, shards)
 
 
 def _add_in_one_order() -> None:

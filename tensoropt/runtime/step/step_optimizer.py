@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...lowering.variables import StateEntry
-from ...optimizers.running_optimizer import RunningOptimizer
 
 
 @dataclass
@@ -18,13 +17,13 @@ class StepOptimizer:
         step: the training step's name.
         state_of_all: returns the state of all stages.
         averages: the keys of each parameter and of its moving average; empty if the optimizer keeps none.
-        running: the parts in the stages that this process builds.
+        running: the parts in the stages that this process builds; running optimizers.
     """
 
     step: str
     state_of_all: Callable[[], Sequence[StateEntry]]
     averages: tuple[tuple[str, str], ...]
-    running: tuple[RunningOptimizer, ...]
+    running: tuple[Any, ...]
 
     @property
     def learning_rate(self) -> Any:
@@ -38,19 +37,17 @@ class StepOptimizer:
 
     def new_settings(self) -> dict[str, Any]:
         """Return the attributes that were set on the user's optimizer since they were last taken over."""
-        parts: tuple[Any, ...] = self.running  # of a Keras optimizer
-        return dict(parts[0].new_settings())
+        return dict(self.running[0].new_settings())
 
     def take_over(self, settings: Mapping[str, Any]) -> None:
         """Compute by other attributes of the optimizer from the next step that is built."""
-        parts: tuple[Any, ...] = self.running
-        for optimizer in parts:
+        for optimizer in self.running:
             optimizer.take_over(settings)
 
     @property
     def iterations(self) -> int:
         """Return how many updates have been made."""
-        return self.running[0].iterations
+        return int(self.running[0].iterations)
 
     def state(self) -> tuple[StateEntry, ...]:
         """Return the optimizer's variables in all stages."""
