@@ -239,8 +239,9 @@ class PendingSave:
 def room_for(entries: Sequence[StateEntry], processes: Processes, *, is_reported: bool = False) -> Room | None:
     """Return memory for a copy of what this process saves of a state; None if it hasn't so much, which it may say."""
     n_bytes = Room.bytes_for(part.n_bytes for device in _devices(entries) for part in parts_of_device(entries, device))
-    if n_bytes < available_memory_bytes(processes.local_size):
-        return Room(n_bytes)
+    with contextlib.suppress(MemoryError):  # at a limit of this process
+        if n_bytes < available_memory_bytes(processes.local_size):
+            return Room(n_bytes)
     if is_reported:
         say(f"training waits for a save: a second copy of {memory_text(n_bytes)} of the state has no room in memory")
     return None
