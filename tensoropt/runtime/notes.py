@@ -31,10 +31,10 @@ def note(kind: str, **content: Any) -> None:
     if folder is None:
         return
     rank, _ = launched_as() or (0, None)
-    file = Path(folder, f"{kind}.{rank}")
+    partial = Path(folder, f"{kind}.{rank}.partial")  # of each rank its own, since all may note at once
     with contextlib.suppress(OSError):
-        file.with_suffix(".partial").write_text(json.dumps({"at": _position, **content}))
-        file.with_suffix(".partial").replace(file)
+        partial.write_text(json.dumps({"at": _position, **content}))
+        partial.replace(Path(folder, f"{kind}.{rank}"))
 
 
 def note_begin(fit: int, step: int) -> None:

@@ -113,6 +113,24 @@ def at(step: int, **more) -> dict:
     return {"at": [0, step], **more}
 
 
+def test_ranks_may_note_at_once(tmp_path, monkeypatch):
+    monkeypatch.setenv(notes.NOTES, str(tmp_path))
+    replace = Path.replace
+
+    def note(rank):
+        monkeypatch.setattr(notes, "launched_as", lambda: (rank, 2))
+        notes.note(notes.TERMINATED, rank=rank)
+
+    def replace_after_another(self, target):
+        monkeypatch.setattr(Path, "replace", replace)
+        note(1)
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace_after_another)
+    note(0)
+    assert [content["rank"] for _, content in sorted(notes.read_notes(tmp_path)[notes.TERMINATED].items())] == [0, 1]
+
+
 def test_what_ended_an_attempt_is_told():
     begun = {rank: at(3, begun=[0, 2]) for rank in range(2)}
     killed = attempt(137, begun=begun, terminated={0: at(9)}, saved={0: at(8, saved=[0, 8])})

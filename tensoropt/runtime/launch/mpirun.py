@@ -107,7 +107,8 @@ def answers(host: Host) -> bool:
     command = [str(find_mpirun()), "-n", "1", "--host", f"{host.name}:1", "true"]
     environ = rank_environment(os.environ, as_root=os.geteuid() == 0)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        return subprocess.run(command, env=environ, timeout=ANSWERS_S, check=False, capture_output=True).returncode == 0
+        nothing = subprocess.DEVNULL  # not the script's standard input
+        return subprocess.run(command, env=environ, timeout=ANSWERS_S, stdin=nothing, capture_output=True).returncode == 0
     return False
 
 
