@@ -179,11 +179,7 @@ class HorovodCollectives:
         self._numbers = count()
 
     def running(self) -> AbstractContextManager[None]:
-        """Check that Horovod wasn't started again for other ranks, which would change the meaning of process sets' numbers.
-
-        Raises:
-            InputError: it was.
-        """
+        """Raise InputError if Horovod was started again for other ranks, which changes what process sets' numbers mean."""
         if not _running or _running[0] is not self._running:
             raise InputError("Horovod was started again for a plan with other devices; build the graph of this plan again")
         return nullcontext()

@@ -159,11 +159,7 @@ def _run_ahead(
 
 
 def _check_fed(graph: Graph, operators: Collection[str], fetch: Fetch) -> None:
-    """Check that all placeholders that operators need are fed; the first in program order is named.
-
-    Raises:
-        InputError: one isn't.
-    """
+    """Raise InputError if a placeholder that operators need isn't fed: the first in program order."""
     for op in graph.operators.values():
         if op.name in operators and op.type == PLACEHOLDER:
             raise InputError(f"placeholder '{op.name}' ({op.source}) isn't fed, but {names(fetch)} needs it; feed it")
