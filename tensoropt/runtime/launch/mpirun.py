@@ -16,12 +16,14 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ...common.errors import TensorOptError, describe
 from ..failures.interruptions import REPEATED_S, STARTED_BY_RUN
+from .banner import copy_without_banner
 from .hosts import Host, host_options, hosts_of_allocation
 
 ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
@@ -209,10 +211,15 @@ def supervise(command: Sequence[str], environ: Mapping[str, str], reads: bool = 
     if leaving is not None:
         library.prctl(_TAKE_ORPHANS, 1)
     stdin = None if reads else subprocess.DEVNULL
+    is_mpirun = command[0] != sys.executable
     process = subprocess.Popen(
         command, env={**environ, STARTED_BY_RUN: "1"}, preexec_fn=in_child, stdin=stdin,
-        start_new_session=leaving is not None,
+        stderr=subprocess.PIPE if is_mpirun else None, start_new_session=leaving is not None,
     )  # fmt: skip
+    copying = None
+    if process.stderr is not None:
+        copying = threading.Thread(target=copy_without_banner, args=(process.stderr.fileno(), 2), daemon=True)
+        copying.start()
     while process.poll() is None:
         received = signal.sigtimedwait(signals | kept_from_it, LOOK_S)
         if leaving is not None:
@@ -225,6 +232,8 @@ def supervise(command: Sequence[str], environ: Mapping[str, str], reads: bool = 
             process.send_signal(received.si_signo)
     if leaving is not None:
         _end_orphans()
+    if copying is not None:
+        copying.join(ENDING_S)  # what was left behind may still have the stream
     if ended_by is not None:
         print(f"tensoropt: interrupted by {ended_by.name}; all ranks have ended", file=sys.stderr, flush=True)
         return 128 + ended_by
