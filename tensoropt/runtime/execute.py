@@ -114,7 +114,7 @@ def graph_collectives(collectives: str, part: Processes, mesh: Mesh, in_stages: 
 
 
 def taking_part(n_devices: int, processes: Processes) -> Processes:
-    """Return the first ``n_devices`` ranks; a rank that isn't among them waits for the others and ends here."""
+    """Return the first ``n_devices`` ranks, from now on all of the run's; the others wait for them and end here."""
     if processes.alone:
         return processes
     has_work = processes.rank < n_devices
@@ -129,7 +129,10 @@ def taking_part(n_devices: int, processes: Processes) -> Processes:
         )
         processes.wait_for_others()
         sys.exit(0)
-    return processes.part(comm)
+    part = processes.part(comm)
+    if part.size < processes.size:
+        processes.comm, processes.size, processes.hosts, processes.gpus = comm, part.size, part.hosts, part.gpus
+    return part
 
 
 def by_mpi(mesh: Mesh, part: Processes) -> tuple[CommunicatingBackend, Prepare]:
