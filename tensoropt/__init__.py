@@ -250,7 +250,7 @@ def auto(
     """Train the Keras models of the script that follows on all ranks, by ``model.fit`` as they stand.
 
     At the top of a script under ``mpirun`` it does what ``tensoropt run`` does for a script without it. The arguments are
-    those of :func:`parallelize`, for each model that is trained.
+    those of :func:`parallelize`, for each model that is trained. What is left out stays as an earlier call has set it.
 
     >>> import tensoropt
     >>> tensoropt.auto(cluster="v100-1x1", verbose=0)
@@ -264,7 +264,7 @@ def auto(
     Raises:
         InputError: Keras's backend isn't TensorFlow.
     """
-    given = dict(locals())
+    given = {name: value for name, value in locals().items() if value not in (None, ())}
     from .unchanged.start import start
 
     start(given)

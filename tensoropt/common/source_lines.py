@@ -16,6 +16,7 @@ from typing import Any
 _PACKAGES = tuple(os.sep + os.path.join("site-packages", name) + os.sep for name in ("tensorflow", "keras"))
 _DATASETS = os.path.join(_PACKAGES[0], "python", "data", "")
 _OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_RUN_SCRIPTS = tuple(os.path.join(_OWN_FOLDER, "unchanged", name) for name in ("__main__.py", "script.py"))
 _ZOO_FOLDER = os.path.join(_OWN_FOLDER, "zoo", "")
 _STANDARD_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _LIBRARIES = tuple(
@@ -185,6 +186,6 @@ def _kind(filename: str) -> str:
         return _USERS if filename in ("<string>", "<stdin>") else _LIBRARY
     path = os.path.abspath(filename)
     if path.startswith(_OWN_FOLDER):
-        return _OURS
+        return _LIBRARY if path in _RUN_SCRIPTS else _OURS  # those don't call what the script does
     generated = os.path.basename(path).startswith("__autograph_generated")
     return _LIBRARY if generated or path.startswith(_LIBRARIES) or path == sys.executable else _USERS

@@ -133,7 +133,8 @@ def execute(
                 stage_state.initial_value = initial_value
     options |= {} if stage_part is part else _joining(plan, part)
     engine = Engine(stages, views, plan.orders, states, display=display, out_of_memory=memory.sentence, **options)
-    return Execution(plan, engine, part)
+    # Not the part: what ranks exchange beside steps is compared with what others do, if all of it takes one communicator.
+    return Execution(plan, engine, processes)
 
 
 def _lag(backend: Backend) -> float:

@@ -51,7 +51,7 @@ def noting_files(processes: Processes) -> Callable[[], None]:
             with contextlib.suppress(Exception):  # which would keep the file from being opened
                 lines.setdefault(os.path.abspath(arguments[0]), line_at("", sys._getframe(1)))
 
-    def tell() -> None:
+    def end_script() -> None:  # this name is in messages of ranks that wait
         first, *other_ranks = processes.gather(lines, "the files that the script has written")
         twice = [path for path in first if os.path.isfile(path) and any(path in files for files in other_ranks)]
         if twice:
@@ -62,7 +62,7 @@ def noting_files(processes: Processes) -> Callable[[], None]:
             )
 
     sys.addaudithook(see)
-    return tell
+    return end_script
 
 
 def share_seed(processes: Processes) -> int:

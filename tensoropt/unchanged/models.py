@@ -7,6 +7,7 @@
 | the same of a model of which nothing is trainable | Keras, on each rank |
 | ``evaluate``, ``predict``, ``test_on_batch``, ``predict_on_batch`` | the trainer; Keras on each rank before there is one |
 | ``save``, ``save_weights``, ``export`` | rank 0 writes, and the other ranks join in gathering the values |
+| ``summary`` | Keras, with the optimizer's variables that are on the ranks |
 | ``load_weights`` | rank 0 reads for all, the state of the optimizer too; before there is a trainer, each rank reads |
 
 The trainer is kept in the model's ``train_function``, which Keras forgets where a new capture is due: in ``compile``. The
@@ -22,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, wraps
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -129,24 +131,30 @@ def trainer_of(model: keras.Model) -> ScriptTrainer | None:
 
 
 def hand_over(options: Mapping[str, Any]) -> None:
-    """Have Keras's models trained by trainers with these options of :func:`tensoropt.parallelize`."""
-    training_options = TrainingOptions(**options, goes_alone=not {"plan", "cluster"} & options.keys())
-    n_ranks = current_processes().size
-    if training_options.plan is not None and loaded_plan(training_options.plan).parallelism != n_ranks:
-        n_devices = loaded_plan(training_options.plan).parallelism
-        raise InputError(f"the plan is for {n_devices} devices, and {n_ranks} ranks were started; give -n {n_devices}")
+    """Have Keras's models trained by trainers with these options of :func:`tensoropt.parallelize`, which may change."""
+
+    def options_now() -> TrainingOptions:
+        goes_alone = options.get("plan") is None and options.get("cluster") is None
+        training_options, n_ranks = TrainingOptions(**options, goes_alone=goes_alone), current_processes().size
+        n_devices = n_ranks if training_options.plan is None else loaded_plan(training_options.plan).parallelism
+        if n_devices != n_ranks:
+            raise InputError(f"the plan is for {n_devices} devices, and {n_ranks} ranks were started; give -n {n_devices}")
+        return training_options
+
+    options_now()
     for name in (*TRAINING, *OTHERS):
-        setattr(TensorFlowTrainer, name, _handing(getattr(TensorFlowTrainer, name), training_options))
+        setattr(TensorFlowTrainer, name, _handing(getattr(TensorFlowTrainer, name), options_now))
     for name in (*WRITING, READING):
         setattr(keras.Model, name, _in_files(getattr(keras.Model, name)))
     for package in ("keras", "keras._tf_keras.keras"):
         for module in ("models", "saving"):
             importlib.import_module(f"{package}.{module}").save_model = _save_model  # type: ignore[attr-defined]
-    hand_over_steps(training_options, lambda: everyone().leads)
+    keras.Model.summary = _counting(keras.Model.summary)
+    hand_over_steps(options_now, lambda: everyone().leads)
     tf.train.Checkpoint.write = tf.train.Checkpoint.save = _refused_checkpoint
 
 
-def _handing(original: Callable[..., Any], options: TrainingOptions) -> Callable[..., Any]:
+def _handing(original: Callable[..., Any], options: Callable[[], TrainingOptions]) -> Callable[..., Any]:
     name = original.__name__
 
     @wraps(original)
@@ -170,6 +178,7 @@ def _handing(original: Callable[..., Any], options: TrainingOptions) -> Callable
             result.set_model(self)
         return result
 
+    method.__code__ = method.__code__.replace(co_name=name)  # which messages of ranks that wait show
     return method
 
 
@@ -201,7 +210,7 @@ def _fitting(
     method: Callable[..., Any],
     arguments: Any,
     keywords: Mapping[str, Any],
-    options: TrainingOptions,
+    options: Callable[[], TrainingOptions],
 ) -> ScriptTrainer:
     """Return the trainer for a call that trains: the model's, or a new one if its plan is for another size of batches."""
     n_samples = batch_size_of(method, arguments, keywords)
@@ -216,7 +225,7 @@ def _fitting(
             "for it outside of the callback"
         )
     _check_optimizer(model)
-    new_trainer = parallelized(model, n_samples, options, Training(), ScriptTrainer)
+    new_trainer = parallelized(model, n_samples, options(), Training(), ScriptTrainer)
     assert isinstance(new_trainer, ScriptTrainer)
     model.train_function = Trained(new_trainer, model.optimizer)
     return new_trainer
@@ -249,6 +258,24 @@ def _in_files(original: Callable[..., Any]) -> Callable[..., Any]:
             if trainer is not None and has_trained:
                 return trainer.in_file(original, arguments, keywords)
             return everyone().lead(lambda: original(self, *arguments, **keywords))
+
+    return method
+
+
+def _counting(summary: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method that prints a model's table, with the variables that its optimizer has on the ranks."""
+
+    @wraps(summary)
+    def method(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        trainer = None if isinstance(self, KerasObjective) else trainer_of(self)
+        if trainer is None or trainer.deferred is not None:
+            return summary(self, *arguments, **keywords)
+        entries = [entry for entry in trainer.ranks.planned_state.values() if entry.step is not None]
+        optimizer, vars(self)["optimizer"] = self.optimizer, SimpleNamespace(built=True, variables=entries)
+        try:
+            return summary(self, *arguments, **keywords)
+        finally:
+            vars(self)["optimizer"] = optimizer
 
     return method
 

@@ -17,8 +17,8 @@ from .copied_input import COPY_AT, opened_copy
 from .effects import noting_files
 from .start import has_trained, start
 
-REFUSED_AT, AS_WRITTEN = "refused_at", "as_written"
-"""The keys in the options of a file to make if the script is refused, and of whether it runs as it is written."""
+REFUSED_AT, AS_WRITTEN, TO_FILE = "refused_at", "as_written", "to_file"
+"""The keys in the options: a file to make if the script is refused; if it runs as written; if its output goes to a file."""
 OF_NO_MODEL = (
     "the script trained no Keras model by fit or train_on_batch, so that each of {size} ranks did all of its work; run "
     "it by python, or if it is written for ranks by tensoropt run --as-written"
@@ -40,6 +40,8 @@ def main(arguments: Sequence[str]) -> None:
         sys.stdin = opened_copy(copy_at)
     if options.pop(AS_WRITTEN, False):
         return _run(program, is_module)
+    if options.pop(TO_FILE, False):
+        sys.stdout.isatty = lambda: False  # type: ignore[method-assign]  # mpirun gives ranks terminals all the same
     try:
         processes = start(options)
         tell_of_files = noting_files(processes)
@@ -50,7 +52,7 @@ def main(arguments: Sequence[str]) -> None:
     except SystemExit as exit_error:
         modules = (str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(exit_error.__traceback__))
         is_led = any(name.startswith("tensoropt.trainer") for name in modules)
-        if not exit_error.code and not is_led:  # else the other ranks wait for rank 0, in a callback or a generator
+        if not exit_error.code and not is_led:  # else the other ranks may wait for rank 0, in a generator
             tell_of_files()
         sys.exit(exit_error.code)  # which tells the other ranks
     except BaseException as error:

@@ -123,11 +123,11 @@ class ScriptStep(StepFunction):
         """Take batches of any size, and none."""
 
 
-def hand_over_steps(options: TrainingOptions, leads: Callable[[], bool]) -> None:
+def hand_over_steps(options: Callable[[], TrainingOptions], leads: Callable[[], bool]) -> None:
     """Have the script's own training steps run on all ranks.
 
     Args:
-        options: how they are planned.
+        options: returns how they are planned.
         leads: returns whether rank 0 alone runs the script, in a callback.
     """
 
@@ -197,7 +197,7 @@ def _trains(function: Any, arguments: Any, keywords: Any) -> bool:
     return any(treatment_of(node.op) is Treatment.WRITE for node in nodes)
 
 
-def _run(function: Any, arguments: Any, keywords: Any, options: TrainingOptions) -> Any:
+def _run(function: Any, arguments: Any, keywords: Any, options: Callable[[], TrainingOptions]) -> Any:
     """Run a training step, with a plan for each of the values that aren't tensors, as TensorFlow has a trace for each.
 
     Raises:
@@ -223,7 +223,7 @@ def _run(function: Any, arguments: Any, keywords: Any, options: TrainingOptions)
         models = [model for model in gc.get_objects() if issubclass(type(model), keras.Model)]
         objective = StepObjective(step, [model for model in models if not isinstance(model, KerasObjective)])
         size = next((leaf.shape[0] for leaf in leaves if len(getattr(leaf, "shape", ()))), 1)
-        steps[key] = started_step(objective, None, int(size), options, ScriptStep)
+        steps[key] = started_step(objective, None, int(size), options(), ScriptStep)
     tensors = [leaf for k, leaf in enumerate(leaves) if k not in constants]
     return steps[key](*(tensors if constants or keywords or has_iterators else arguments))
 

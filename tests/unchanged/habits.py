@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -73,6 +74,8 @@ def two_phases_with_callbacks(folder: Path) -> Iterator[Any]:
     assert history.model is model and model.history is history and len(history.epoch) == 3
     yield history.history, seen
     yield model.evaluate(X, Y, verbose=0), model.predict(X, verbose=0)
+    model.summary(print_fn=lambda text: seen.append(re.findall("params: *[0-9,]+", text)))
+    yield seen
     model.layers[0].trainable = False
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), LOSS, metrics=["accuracy"])
     yield model.evaluate(X, Y, verbose=0), int(model.optimizer.iterations)
@@ -116,6 +119,7 @@ def all_kinds_of_data(folder: Path) -> Iterator[Any]:
     yield model.fit(shuffled, epochs=2, validation_data=(X, Y), class_weight=weights, verbose=0).history
     yield model.fit(generated(), steps_per_epoch=3, epochs=2, shuffle=False, verbose=0).history
     yield model.fit(Batches(), shuffle=False, verbose=0).history, model.evaluate(Batches(), verbose=0)
+    yield model.fit(Batches(workers=2, use_multiprocessing=True), shuffle=False, verbose=0).history
     yield model.fit(data.batch(30), verbose=0).history, model.predict(data.batch(16), verbose=0)
     yield int(model.optimizer.iterations), model.get_weights()
     other = Subclassed()
@@ -314,6 +318,81 @@ def one_optimizer_for_two_phases(folder: Path) -> Iterator[Any]:
         model.compile(optimizer, LOSS, metrics=["accuracy"])
         yield model.fit(X, Y, batch_size=BATCH, epochs=2, verbose=0).history, int(optimizer.iterations)
     yield model.get_weights()
+
+
+@habit
+def layers_that_models_share(folder: Path) -> Iterator[Any]:
+    """Train an autoencoder, and a classifier by the same encoder; export what was trained."""
+    encoder = keras.Sequential([inputs := keras.Input((16,)), layers.Dense(64, "relu"), layers.Dense(8)])
+    autoencoder = keras.Model(inputs, layers.Dense(16)(encoder(inputs)))
+    classes = keras.Model(inputs, layers.Dense(CLASSES)(encoder(inputs)))
+    autoencoder.compile("adam", "mse")
+    classes.compile("adam", LOSS, metrics=["accuracy"])
+    for _ in range(2):
+        yield autoencoder.fit(X, X, batch_size=BATCH, verbose=0).history, encoder.predict(X, verbose=0)
+        yield classes.fit(X, Y, batch_size=BATCH, verbose=0).history, autoencoder.evaluate(X, X, verbose=0)
+    classes.export(folder / "exported", verbose=False)
+    loaded = tf.saved_model.load(str(folder / "exported"))
+    yield loaded.serve(X), autoencoder.get_weights(), classes.get_weights()
+
+
+@habit
+def masks(folder: Path) -> Iterator[Any]:
+    """Classify texts of several lengths, and tag each of their words."""
+    words = DRAWN.integers(1, 30, (60, 10)) * (np.arange(10) < DRAWN.integers(3, 11, (60, 1)))
+    model = keras.Sequential([layers.Embedding(30, 16, mask_zero=True), layers.LSTM(16), layers.Dense(CLASSES)])
+    model.compile("adam", LOSS, metrics=["accuracy"])
+    yield model.fit(words, Y, batch_size=BATCH, epochs=2, verbose=0).history, model.predict(words, verbose=0)
+    read = layers.Bidirectional(layers.GRU(8, return_sequences=True))
+    tags = keras.Sequential([keras.Input((None,)), layers.Embedding(30, 16, mask_zero=True), read, layers.Dense(5)])
+    tags.compile("rmsprop", LOSS, metrics=["accuracy"], weighted_metrics=["accuracy"])
+    yield tags.fit(words, words % 5, batch_size=BATCH, verbose=0).history, tags.evaluate(words, words % 5, verbose=0)
+
+
+@habit
+def loops_of_a_guide(folder: Path) -> Iterator[Any]:
+    """Validate in a function of its own; train a GAN by one tape after the other."""
+    regular = layers.Dense(64, "relu", activity_regularizer=keras.regularizers.L2(1e-2))
+    model, optimizer = keras.Sequential([keras.Input((16,)), regular, layers.Dense(CLASSES)]), keras.optimizers.Adam(1e-3)
+    seen, held = keras.metrics.SparseCategoricalAccuracy(), keras.metrics.SparseCategoricalAccuracy()
+
+    @tf.function
+    def train(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            logits = model(x, training=True)
+            loss = LOSS(y, logits) + sum(model.losses)
+        optimizer.apply(tape.gradient(loss, model.trainable_weights), model.trainable_weights)
+        seen.update_state(y, logits)
+        return loss
+
+    @tf.function
+    def validate(x: Any, y: Any) -> None:
+        held.update_state(y, model(x, training=False))
+
+    for _ in range(2):
+        yield [float(train(x, y)) for x, y in batches()], [validate(x, y) for x, y in batches().take(2)]
+        yield float(seen.result()), float(held.result())
+        seen.reset_state()
+        held.reset_state()
+    generator = keras.Sequential([keras.Input((8,)), layers.Dense(64), layers.LeakyReLU(), layers.Dense(16)])
+    critic = keras.Sequential([keras.Input((16,)), layers.Dense(64), layers.LeakyReLU(), layers.Dense(1)])
+    optimizers, seeds = (keras.optimizers.Adam(3e-4), keras.optimizers.Adam(4e-4)), keras.random.SeedGenerator(7)
+    loss_of = keras.losses.BinaryCrossentropy(from_logits=True)
+
+    @tf.function
+    def take_turns(real: Any) -> Any:
+        n, ones, zeros = tf.shape(real)[0], tf.ones_like(real[:, :1]), tf.zeros_like(real[:, :1])
+        both = tf.concat([generator(keras.random.normal((n, 8), seed=seeds)), real], 0)
+        labels = tf.concat([ones, zeros], 0) + 0.05 * keras.random.uniform((2 * n, 1), seed=seeds)
+        with tf.GradientTape() as tape:
+            told = loss_of(labels, critic(both))
+        optimizers[0].apply(tape.gradient(told, critic.trainable_weights), critic.trainable_weights)
+        with tf.GradientTape() as tape:
+            fooled = loss_of(zeros, critic(generator(keras.random.normal((n, 8), seed=seeds))))
+        optimizers[1].apply(tape.gradient(fooled, generator.trainable_weights), generator.trainable_weights)
+        return told, fooled
+
+    yield [take_turns(x) for x, _ in batches()], generator(X[:, :8])
 
 
 def plain(value: Any) -> Any:

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.fast_links import on_fast_links
 from helpers.large import first
 from helpers.mpirun import forked, run_command, run_ranks
 from unchanged.habits import HABITS
-
-from tensoropt.profiling.hardware import Device, Hardware, LinkLevel
 
 SCRIPT = Path(__file__).with_name("habits.py")
 BY_DEFAULT = ["two_phases_with_callbacks", "models_that_take_turns", "loops_of_their_own", "gradients_that_add_up"]
@@ -42,10 +41,7 @@ def test_as_plain_keras(names: list[str], tmp_path: Path) -> None:
     (tmp_path / "ranks").mkdir()
     alone = run_command([sys.executable, *forked(SCRIPT, tmp_path / "alone", *names)], timeout=120)
     assert alone.returncode == 0, alone.stderr
-    device = Device("slow", 8 << 30, {"float32": 1e8}, 1e8)  # so that it pays to split all that can be split
-    Hardware("fast links", device, (LinkLevel("device", 2, 0.01, 1e12),)).save(tmp_path / "slow.json")
-    options = json.dumps({"cluster": str(tmp_path / "slow.json")})
-    program = ["tensoropt.unchanged", options, SCRIPT, tmp_path / "ranks", *names]
+    program = ["tensoropt.unchanged", on_fast_links(tmp_path), SCRIPT, tmp_path / "ranks", *names]
     ranks = run_ranks(2, "-m", *program, timeout=300, env={"TENSOROPT_QUIET": "0"})
     assert ranks.returncode == 0, ranks.stderr
     assert_equal(results(alone.stdout), results(ranks.stdout))

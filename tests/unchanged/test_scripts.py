@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
+from helpers.fast_links import on_fast_links
 from helpers.mpirun import child_environment, forked, run_command, run_ranks
 
 from tensoropt.common.errors import InputError
@@ -77,14 +78,18 @@ model.train_on_batch(x[:4], y[:4])
 model.save("model.keras")
 print("drawn", random.random(), np.random.random(), float(tf.random.uniform([])))
 print("loaded", keras.models.load_model("model.keras").get_weights()[0].shape)
-sys.exit(3)
+leave = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: sys.exit(3))
+try:
+    model.fit(x, y, verbose=0, callbacks=[leave])
+except SystemExit:
+    model.fit(x, y, verbose=0, callbacks=[leave])
 """
 
 
 def test_what_a_script_prints_writes_and_leaves_with_is_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = run(tmp_path, MODEL + ONCE, "--n", "2", TF_CONFIG="{}", TENSOROPT_SEED="5")
-    assert done.returncode == 3, done.stderr
+    assert done.returncode == 3 and "before the others" not in done.stderr, done.stderr
     printed = done.stdout.splitlines()
     assert printed[0] == "arguments ['--n', '2'] __main__ None"
     said = [line.removeprefix("refused ") for line in printed if line.startswith("refused")]
@@ -110,7 +115,7 @@ def test_one_rank_starts_without_what_a_search_loads(tmp_path: Path) -> None:
     rest = "import gc, sys\nmodel.fit(keras.ops.eye(4), keras.ops.ones((4, 2)), verbose=0)\n"
     rest += "print({'numba', 'networkx'} & set(sys.modules), gc.get_freeze_count() > 10**5)"
     (tmp_path / "train.py").write_text(MODEL + rest)
-    done = run_command([*TENSOROPT, "run", "-n", "1", tmp_path / "train.py"], timeout=120)
+    done = run_command([*TENSOROPT, "run", "-n", "1", "-m", "train"], timeout=120, cwd=tmp_path)
     assert done.stdout == "set() True\n", done.stderr
 
 
@@ -118,8 +123,10 @@ def test_rank_0_goes_on_alone_where_one_device_is_as_fast(tmp_path: Path) -> Non
     fit = "model.fit(x, x[:, 2:], batch_size=2, epochs=2, verbose=0).history, model.predict(x, verbose=0).tolist()"
     rest = f"print({fit})\nmodel.compile('adam', 'mse')\nprint({fit})\nimport os\nprint(len(os.sched_getaffinity(0)))"
     source = f"import keras\nkeras.utils.set_random_seed(1)\nx = keras.ops.eye(4)\n{MODEL}{rest}"
-    done = run(tmp_path, source, options="{}")
-    assert done.stdout == run_command([sys.executable, *forked(tmp_path / "train.py")], timeout=60).stdout != "", done.stderr
+    (tmp_path / "plain.py").write_text(source)
+    (tmp_path / "auto.py").write_text(f"import tensoropt\ntensoropt.auto()\n{source}")
+    done = run_ranks(2, tmp_path / "auto.py", env={"TENSOROPT_QUIET": "0"})
+    assert done.stdout == run_command([sys.executable, *forked(tmp_path / "plain.py")], timeout=60).stdout != "", done.stderr
     assert done.stderr.count("rank 0 goes on alone") == 1 and done.stderr.count("plan: 1 device") == 2
 
 
@@ -162,6 +169,23 @@ def test_what_cant_be_trained_on_ranks_ends_with_its_line(source: str, code: int
     else:
         assert done.stderr.count("Traceback") == 1
         assert done.stderr.count("in <module>") == 1 and done.stderr.count("ValueError: mine") == 1
+
+
+READ_ALONE = """
+import os
+import keras
+model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(128), keras.layers.Dense(4)])
+model.compile("adam", "mse")
+model.fit(keras.ops.ones((32, 16)), keras.ops.ones((32, 4)), verbose=0)
+if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
+    model.layers[0].kernel.numpy()
+"""
+
+
+def test_a_value_that_one_rank_alone_reads_is_an_error(tmp_path: Path) -> None:
+    done = run(tmp_path, READ_ALONE, options=on_fast_links(tmp_path))
+    said = "ranks 0 and 1 make different calls: rank 0 is in access_to_a_variable at train.py:8, rank 1 in end_script"
+    assert done.returncode == 2 and said in last_line(done), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -221,6 +245,9 @@ def test_streams_are_shared(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "[rank 1] a\n[rank 1] b\n"
 
 
+OTHER_BACKEND = "import os, sys; os.environ['KERAS_BACKEND'] = 'torch'; assert not sys.stdout.isatty(); import keras"
+
+
 def started(folder: Path, source: str, *arguments: str, backend: str = "jax") -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(source)
     return run_command([*TENSOROPT, "run", *arguments], timeout=100, cwd=folder, env={"KERAS_BACKEND": backend})
@@ -231,7 +258,7 @@ def started(folder: Path, source: str, *arguments: str, backend: str = "jax") ->
     [
         ("def f(:", 1, "SyntaxError"),
         ("import horovod.tensorflow", 2, "'train.py' imports horovod, which starts ranks of its own"),
-        ("import os; os.environ['KERAS_BACKEND'] = 'torch'; import keras", 2, "Keras's backend is 'torch'"),
+        (OTHER_BACKEND, 2, "Keras's backend is 'torch'"),
     ],
 )
 def test_what_is_refused_before_the_script_trains(source: str, code: int, said: str, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from ...runtime.launch.mpirun import mpirun_command, rank_environment, supervise
 from ...survive.interval import Interval
 from ...survive.supervisor import Supervisor, Survival, code_with_hosts
 from ...unchanged.copied_input import copied_input
-from ...unchanged.script import AS_WRITTEN, REFUSED_AT, command
+from ...unchanged.script import AS_WRITTEN, REFUSED_AT, TO_FILE, command
 from .ranks_by_default import ranks_by_default
 
 ALSO_UNCHANGED = {"auto", "Survive"}
@@ -134,6 +134,8 @@ def run(arguments: argparse.Namespace) -> int:
         refused_at = Path(folder, "refused")
         if arguments.or_plain:
             options[REFUSED_AT] = str(refused_at)
+        if not sys.stdout.isatty():
+            options[TO_FILE] = True
         code = started(command({**options, **copied}, program), not copied)
         is_refused = refused_at.exists()
     if not is_refused:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
@@ -21,7 +22,7 @@ from .live import settle
 
 Value = TypeVar("Value")
 Method = TypeVar("Method", bound=Callable[..., Any])
-_DO, _DONE, _FAILED = "do", "done", "failed"
+_DO, _DONE, _FAILED, _LEFT = "do", "done", "failed", "left"
 _CALLBACKS = "what rank 0 does in its callbacks"
 
 
@@ -55,7 +56,7 @@ class LedRanks:
     def lead(self, action: Callable[[], Value]) -> Value:
         """Have rank 0 run an action. Return its result (picklable) or raise its exception, on every rank.
 
-        A KeyboardInterrupt is raised on every rank too, so that a script may catch it and save.
+        A KeyboardInterrupt is raised on every rank too, so that a script may catch it and save, and so is an exit.
         """
         if self.leads or self.processes.size == 1:
             return action()
@@ -70,6 +71,10 @@ class LedRanks:
         except (Exception, KeyboardInterrupt) as error:
             self.processes.broadcast((_FAILED, _portable(error), ()), _CALLBACKS)
             raise
+        except SystemExit as error:
+            code = error.code if error.code is None or isinstance(error.code, int) else 1  # of a text, which rank 0 prints
+            self.processes.broadcast((_LEFT, code, ()), _CALLBACKS)
+            sys.exit(error.code)  # is noted again, since after an exit that is caught there are other collectives
         finally:
             _leading.pop()
         self.processes.broadcast((_DONE, result, ()), _CALLBACKS)
@@ -85,6 +90,8 @@ class LedRanks:
                     return content
                 if kind == _FAILED:
                     raise content
+                if kind == _LEFT:
+                    sys.exit(content)
                 number, method = content
                 # rank 0 has the same error, and the user's code there decides whether it ends the run
                 with suppress(TensorOptError):
