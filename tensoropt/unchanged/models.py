@@ -178,7 +178,8 @@ def _handing(original: Callable[..., Any], options: Callable[[], TrainingOptions
             result.set_model(self)
         return result
 
-    method.__code__ = method.__code__.replace(co_name=name)  # which messages of ranks that wait show
+    # Messages of ranks that wait show this name.
+    method.__code__ = method.__code__.replace(co_name=name)  # type: ignore[attr-defined]
     return method
 
 
