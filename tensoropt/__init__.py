@@ -118,6 +118,8 @@ def training_step(
     without: Collection[str] = (),
     micro_batches: int | None = None,
     verbose: int | str | bool = 1,
+    stages: int | Sequence[int] | None = None,
+    schedule: str | None = None,
 ) -> StepFunction:
     """Make the training step of a custom training loop ready to train on all ranks.
 
@@ -139,8 +141,8 @@ def training_step(
         optimizer: the Keras optimizer that it applies, or a list of all.
         batch_size: samples per step, over all devices.
         data: the arguments of one call, which show their shapes; without, the first call does.
-        option, memory, parallelism, cluster, force, plan, collectives, profile_budget, without, micro_batches, verbose: as
-            for :func:`parallelize`.
+        option, memory, parallelism, cluster, force, plan, collectives, profile_budget, without, micro_batches, verbose,
+        stages, schedule: as for :func:`parallelize`.
 
     Returns:
         A :class:`~tensoropt.trainer.functions.step_function.StepFunction`: call it with the full batch on every rank

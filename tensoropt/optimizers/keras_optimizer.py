@@ -174,17 +174,16 @@ class KerasOptimizer:
         return self.slots_of_part is not None
 
     @property
-    def sums_over_stages(self) -> bool:
-        """Return whether the first sum is one over the parameters of all stages: the square of the global norm."""
-        return self.is_part and bool(self.n_clipping) and not self.inner.clipnorm
+    def n_over_stages(self) -> int:
+        """Return how many sums, the last ones of the first vector, are over the parameters of all stages.
+
+        They are the square of the global norm and the number of elements that aren't finite.
+        """
+        has_global_norm = bool(self.n_clipping) and not self.inner.clipnorm
+        return has_global_norm + self.scales_dynamically if self.is_part else 0
 
     def part(self, indices: Sequence[int]) -> KerasOptimizer:
         """Return the optimizer of some of the parameters; see :meth:`..ir.optimizer.Optimizer.part`."""
-        if self.scales_dynamically or self.inner.loss_scale_factor is not None:
-            raise InputError(
-                "a loss that its optimizer scales can't be trained in stages, each of which would scale its gradients by "
-                "itself; use stages=1, or leave out the scale"
-            )
         fault = "it is applied under a condition" if self.condition is not None else mixing_of(self.inner)
         if fault:
             raise InputError(

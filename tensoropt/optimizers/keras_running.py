@@ -252,9 +252,19 @@ class RunningKeras:
         clipped = [as_clipped(on_rank, gradients) for on_rank, gradients in zip(self._on, by_rank, strict=True)]
         completing = Completing(self._optimizer, self._on, self._sums, emission, by_rank, clipped)
         totals = completing.totals()
-        if self._optimizer.sums_over_stages:
-            return PendingUpdate(totals, lambda sums: self._apply(by_rank, completing.completed(sums), emission))
-        return PendingUpdate(None, lambda sums: self._apply(by_rank, completing.completed(totals), emission))
+        n_own = self._optimizer.sum_lengths[0] - self._optimizer.n_over_stages if totals is not None else 0
+
+        def apply(over_stages: Values | None) -> None:
+            """Emit the update by the sums over this stage's parameters, and by those over the parameters of all stages."""
+            sums = totals
+            if totals is not None and over_stages is not None:
+                pairs = zip(totals, over_stages, strict=True)
+                sums = [tf.concat([of_stage[:n_own], of_all], 0) for of_stage, of_all in pairs]
+            self._apply(by_rank, completing.completed(sums), emission)
+
+        if totals is None or not self._optimizer.n_over_stages:
+            return PendingUpdate(None, apply)
+        return PendingUpdate([vector[n_own:] for vector in totals], apply)
 
     def _apply(
         self, by_rank: Sequence[Sequence[Gradient | None]], context: AbstractContextManager[None], emission: Emission

@@ -24,6 +24,7 @@ class StageEnds:
         given: the tensors whose gradients other stages send to it.
         late: those of ``returned`` whose gradients no pass of another stage waits for.
         added: tensors of variables whose gradients come in part from what the stage sent before its passes.
+        are_consecutive: whether each micro-batch takes consecutive samples, whatever the number of the stage's devices.
         losses: the losses of training steps, by the steps' names, None for one that the stage doesn't compute; without one a
             backward pass begins with the loss that the stage is planned by.
     """
@@ -36,6 +37,7 @@ class StageEnds:
     given: tuple[str, ...] = ()
     late: frozenset[str] = frozenset()
     added: tuple[str, ...] = ()
+    are_consecutive: bool = False
     losses: Mapping[str, Tensor | None] = field(default_factory=dict, hash=False)
 
 
@@ -63,6 +65,7 @@ def ends_of(
         given=tuple(dict.fromkeys([*(crossing.tensor for crossing in trained), *(tables if is_cut else ())])),
         late=frozenset(crossing.tensor for crossing in returned if not is_cut and crossing not in stages.awaited),
         added=() if is_cut else tuple(tables),
+        are_consecutive=stages.n > 1,
         losses={
             name: graph.tensors[loss.name] if stages.home(loss) == stage else None
             for name, loss in losses.items() if loss is not None

@@ -238,38 +238,41 @@ class _Step:
         """
         micro_batching = self.graph.micro_batching
         assert micro_batching is not None
-        (gradients,) = self.graph.backward_passes
-        sums: dict[Site, Value] = {}
+        sums: dict[str, dict[Site, Value]] = {gradients.name: {} for gradients in self.takes}
         rows: dict[Site, list[Value]] = {}
         copies = {name for name in self.graph.tensors if self.graph.accumulates(name)}
         read_after = [(Site(GLOBAL, tensor.name), tensor) for op in after for _, tensor in op.operands]
         joined = {site: list[Value]() for site, t in [*self._fetched, *read_after] if self.graph.n_runs(t.name) > 1}
         for index in range(n):
-            micro_batch = MicroBatch(micro_batching, index, self.view.strategy.mesh.n_devices)
+            n_devices = 1 if self.ends.are_consecutive else self.view.strategy.mesh.n_devices
+            micro_batch = MicroBatch(micro_batching, index, n_devices)
             self._pass = ForwardPass(self.flow, self.tasks, self.aliases, self._once, micro_batch, *self._options)
             self._passes.append(len(self.tasks))
             for op in operators:
                 self._write(op)
-            self._resharded_loss(gradients)
+            for gradients in self.takes:
+                self._resharded_loss(gradients)
             for site, parts in joined.items():
                 tensor = self.graph.tensors[site.name]
                 is_local = site.kind == LOCAL and self._lies_as_it_would(tensor, micro_batch)
                 parts.append(self._pass.own(self._pass.operand(Site(LOCAL if is_local else GLOBAL, site.name), tensor)))
             send(self.ends, self._pass, micro_batching.n)
-            start = len(self.tasks)
-            arrived = self._back_from(gradients, copies | self._lookup_results(gradients) | self.ends.returned)
-            written = {value: at for at, task in enumerate(self.tasks[start:], start) for value in task.writes}
-            # Each is accumulated as soon as it is there. The later come first, so that indices of earlier ones stay.
-            for site, value in sorted(arrived.items(), key=lambda item: -written[item[1]]):
-                if site.kind == RESULT:
-                    rows.setdefault(site, []).append(value)
-                    continue
-                total = Value(site, ACCUMULATED, index + 1)
-                reads = (*([sums[site]] if index else ()), value)
-                self.tasks.insert(written[value] + 1, Task(SUM, BACKWARD, site, reads, (total,)))
-                self._deferred += written[value] < self._deferred
-                sums[site] = total
-            self._passes += [start, self._deferred]
+            n_forward = len(self.tasks)
+            for number, gradients in enumerate(self.takes):
+                start, before = len(self.tasks), sums[gradients.name]
+                arrived = self._back_from(gradients, copies | self._lookup_results(gradients) | self.ends.returned)
+                written = {value: at for at, task in enumerate(self.tasks[start:], start) for value in task.writes}
+                # Each is accumulated as soon as it is there. The later come first, so that indices of earlier ones stay.
+                for site, value in sorted(arrived.items(), key=lambda item: -written[item[1]]):
+                    if site.kind == RESULT:
+                        rows.setdefault(site, []).append(value)
+                        continue
+                    total = Value(site, ACCUMULATED, index + 1, backward_pass=number)
+                    reads = (*([before[site]] if index else ()), value)
+                    self.tasks.insert(written[value] + 1, Task(SUM, BACKWARD, site, reads, (total,)))
+                    self._deferred += written[value] < self._deferred
+                    before[site] = total
+            self._passes += [n_forward, self._deferred]
         self._passes.append(len(self.tasks))
         self._pass = self._once
         for site, parts in joined.items():
@@ -278,10 +281,11 @@ class _Step:
             self._write(op)
         fetched = tuple(self._pass.operand(*pair) for pair in self._fetched)
         self._n_forward = len(self.tasks)
-        sums.update(fed_gradients(self.ends, self._pass, n_runs=1))
-        self._taken[gradients.name] = arrived = self._pass.back(sums, self._variables(gradients) | self.ends.returned)
-        self.tasks += sent_back(self._pass, arrived, self.ends.returned)
-        self._train([self.graph.train_steps[gradients.name]], rows)
+        for gradients in self.takes:
+            seeds = sums[gradients.name] | fed_gradients(self.ends, self._pass, n_runs=1)
+            self._taken[gradients.name] = arrived = self._pass.back(seeds, self._variables(gradients) | self.ends.returned)
+            self.tasks += sent_back(self._pass, arrived, self.ends.returned)
+        self._train([self.graph.train_steps[gradients.name] for gradients in self.takes], rows)
         return fetched
 
     def _lies_as_it_would(self, tensor: Tensor, micro_batch: MicroBatch) -> bool:

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..common.errors import InputError
 from ..common.progress import NOT_SHOWN, Display
 from ..lowering.operators import Values
 from ..lowering.resharding.reshard import Backend, Resharder
@@ -135,19 +134,12 @@ class Engine(RunningStages):
         of ``raw``, whose shapes stay.
 
         Returns:
-            For each fetched tensor its value on each rank of its stage that is built here; of a stage that isn't, on its
-            first rank.
+            For each fetched tensor its value on each rank of its stage that is built here; of a stage that isn't, the global
+            value on its first rank, and no shards.
 
         Raises:
-            InputError: another thread runs a step, a placeholder isn't fed, an operator can't take a value, or a rank's
-                shard is fetched that not all ranks have.
+            InputError: another thread runs a step, a placeholder isn't fed, or an operator can't take a value.
         """
-        local = next((tensor for tensor, is_local in fetch.tensors if is_local), None)
-        if local is not None and not self.is_everywhere:
-            raise InputError(
-                f"tensoropt.local asks for this rank's shard of {local.name}, which only ranks of one stage have; fetch it "
-                "without tensoropt.local, or ask for stages=1"
-            )
         with only_step:
             feeds = feeds if self.is_everywhere else self._whole(feeds)
             function = self._functions.get((fetch, tuple(feeds), preparing))
@@ -167,12 +159,17 @@ class Engine(RunningStages):
                 self.joined.begin_collective()
             values = iter([value.numpy() for value in function.run(arguments, is_as_specified)])
         check_memory_left()
-        own_results = {
-            stage: [[next(values) for _ in state.backend.ranks] for home in function.results if home == stage]
+        results = {
+            number: [next(values) for _ in state.backend.ranks]
             for stage, state in sorted(self.states.items())
+            for number, (home, _) in enumerate(function.results)
+            if home == stage
         }
-        shared = {stage: iter(self.share(stage, own_results.get(stage))) for stage in sorted(set(function.results))}
-        return [next(shared[stage]) for stage in function.results]
+        for stage in sorted({home for home, is_local in function.results if not is_local}):
+            numbers = [number for number, result in enumerate(function.results) if result == (stage, False)]
+            own = [results[number] for number in numbers] if stage in self.states else None
+            results.update(zip(numbers, self.share(stage, own), strict=True))
+        return [results.get(number, []) for number in range(len(function.results))]
 
     def _whole(self, feeds: Fed) -> Fed:
         """Return feeds with whole tensors, each in place of the ranks' shares of it.
@@ -246,7 +243,8 @@ class Engine(RunningStages):
         for stage, resharder in unique.items():
             self.states[stage].agree(structure_digest(function.graph, resharder.log), resharder.log)
         log = tuple(entry for resharder in unique.values() for entry in resharder.log)
-        return BuiltFunction(function, log, arguments, tuple(self.stages.home(tensor) for tensor, _ in fetch.tensors))
+        results = tuple((self.stages.home(tensor), is_local) for tensor, is_local in fetch.tensors)
+        return BuiltFunction(function, log, arguments, results)
 
     def _resharders(self) -> dict[int, Resharder]:
         """Return by stage what emits its reshardings.

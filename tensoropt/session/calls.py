@@ -138,7 +138,10 @@ def run(fetches: Any, feed_dict: Mapping[Any, Any] | None = None) -> Any:
 
 
 def local(value: Any) -> Any:
-    """Mark a fed array as this rank's share of the batch, or a fetch as this rank's shard; see :func:`run`."""
+    """Mark a fed array as this rank's share of the batch, or a fetch as this rank's shard; see :func:`run`.
+
+    A shard is None on a rank whose stages don't compute the tensor.
+    """
     from .feeds_and_fetches import Local
 
     return Local(value)

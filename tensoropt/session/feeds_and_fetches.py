@@ -42,7 +42,7 @@ class FetchPlan:
     initializes: bool
     is_flat: bool = False
 
-    def restore(self, values: list[np.ndarray]) -> Any:
+    def restore(self, values: list[np.ndarray | None]) -> Any:
         leaves = [None if index is None else values[index] for index in self.indices]
         return type(self.structure)(leaves) if self.is_flat else tf.nest.pack_sequence_as(self.structure, leaves)
 

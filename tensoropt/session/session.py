@@ -209,7 +209,7 @@ class Session:
         if fetch_plan.initializes:
             engine.initialize(FirstValues(recorded))
         values = engine.run(fetch_plan.fetch, feeds)
-        return fetch_plan.restore([ranks[0] for ranks in values])
+        return fetch_plan.restore([ranks[0] if ranks else None for ranks in values])
 
     def statistics(self) -> dict[str, Any]:
         """Return figures of the built plan, for a training log; every rank must call it."""

@@ -98,19 +98,18 @@ def _divided(graph: Graph, n: int, n_devices: int) -> Graph | str:
 
 def _of_several(graph: Graph, n: int, n_devices: int) -> Graph:
     """Return the graph of one of several micro-batches; see :func:`of_micro_batches`."""
-    if len(graph.train_steps) != 1:
-        raise _refused(n, f"the model has {len(graph.train_steps)} training steps, and micro-batches are those of one")
+    if not graph.train_steps:
+        raise _refused(n, "the model has no training step")
     batch = _batch(graph, n)
-    (step,) = graph.train_steps.values()
     if graph.late:
         reason = "it computes with its gradients, or reads what it has updated"
         raise _refused(n, reason, "use micro_batches=1, without stages")
-    assert step.loss is not None
     forms, configs, after = _Propagation(graph, n, batch).run()
-    loss = graph.producers[step.loss.name]
-    if forms.get(step.loss.name) != SUM:
-        raise _refused(n, f"its loss, {loss.where()}, isn't a sum or a mean over the batch")
-    for tensor in step.optimizer.tensors:
+    for loss in graph.losses.values():
+        if forms.get(loss.name) != SUM:
+            where = graph.producers[loss.name].where()
+            raise _refused(n, f"its loss, {where}, isn't a sum or a mean over the batch")
+    for tensor in (tensor for step in graph.train_steps.values() for tensor in step.optimizer.tensors):
         if tensor.name in forms or graph.producers[tensor.name].name in after:
             raise _refused(n, f"{graph.producers[tensor.name].where()}, which its optimizer takes, is made of the batch")
     once: set[tuple[str, int]] = set()
@@ -190,9 +189,7 @@ class _Propagation:
         configs: Configs = ChainMap()
         after: set[str] = set()
         variables: set[str] = set()  # those that are updated after all micro-batches
-        (step,) = self.graph.train_steps.values()
-        assert step.loss is not None
-        ancestors = self.graph.ancestors([step.loss])
+        ancestors = self.graph.ancestors(list(self.graph.losses.values()))
         operators = self.graph.operators.values()
         for op in operators:
             is_after = any(self.graph.producers[tensor.name].name in after for _, tensor in op.operands)

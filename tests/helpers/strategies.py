@@ -125,7 +125,7 @@ def feeds_of(graph: Graph, batch: Mapping[str, np.ndarray]) -> dict[Feed, np.nda
 
 
 def training_fetch(model: zoo.Recorded) -> Fetch:
-    return Fetch(((model.graph.tensors[model.loss], False),), ("train",))
+    return Fetch(((model.graph.tensors[model.loss], False),), tuple(model.graph.train_steps))
 
 
 def engine_of(

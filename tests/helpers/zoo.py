@@ -44,6 +44,7 @@ class Built:
         metrics: what an evaluation fetches.
         updates: operations that run with each training step.
         inner: tensors inside the model, for tests that feed or fetch one.
+        steps: the losses of several training steps, each with what it trains; the first is that of all.
     """
 
     loss: Any
@@ -51,6 +52,7 @@ class Built:
     metrics: tuple[Any, ...]
     updates: tuple[Any, ...] = ()
     inner: Mapping[str, Any] = field(default_factory=dict)
+    steps: tuple[tuple[Any, tuple[Any, ...]], ...] = ()
 
 
 def _reals(seed: int, *shape: int) -> tuple[np.ndarray, ...]:
@@ -290,18 +292,26 @@ def _record(function: Callable[[], Built], optimizer: str, seed: int) -> Recorde
     with tf.Graph().as_default() as recorded:
         tf.compat.v1.set_random_seed(seed)
         built = function()
-        with tf.control_dependencies(built.updates):
-            train = tf.no_op(name="train")
         variables = tf.compat.v1.global_variables()
-        trained = tuple(tf.compat.v1.trainable_variables())
+        trained = built.steps or ((built.loss, tuple(tf.compat.v1.trainable_variables())),)
+        with tf.control_dependencies(built.updates):
+            trains = [tf.no_op(name="train") for _ in trained]
     hyperparameters = HYPERPARAMETERS[optimizer]
-    names = tuple(variable.handle.op.name for variable in trained)
-    step = RecordedStep(train, built.loss, names, Classic(optimizer, tuple(hyperparameters.items())))
-    graph = import_graph(recorded, [step])
+    classic = Classic(optimizer, tuple(hyperparameters.items()))
+    graph = import_graph(
+        recorded,
+        [
+            RecordedStep(train, loss, tuple(variable.handle.op.name for variable in own), classic)
+            for train, (loss, own) in zip(trains, trained, strict=True)
+        ],
+    )
     check_graph(graph)
     with recorded.as_default(), tf.compat.v1.Session(config=_unoptimized()) as session:
         # Only now, so that the recorded graph above is that of a user, without gradients.
-        minimize = _optimizer(optimizer, hyperparameters).minimize(built.loss, var_list=trained)
+        optimizers = [_optimizer(optimizer, hyperparameters) for _ in trained]
+        pairs = [each.compute_gradients(*of_step) for each, of_step in zip(optimizers, trained, strict=True)]
+        with tf.control_dependencies([tf.identity(gradient) for each in pairs for gradient, _ in each]):
+            minimize = tf.group(*(each.apply_gradients(own) for each, own in zip(optimizers, pairs, strict=True)))
         session.run(tf.compat.v1.global_variables_initializer())
         first_values = {v.op.name: value for v, value in zip(variables, session.run(variables), strict=True)}
         losses = []

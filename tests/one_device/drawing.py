@@ -34,7 +34,8 @@ from tensoropt.sharding.stages import Stages
 
 RANDOM, POINT, PLACED = "random", "point", "placed"
 NOTHING_SHOWN = {"makespan_ns": 0, "devices": [], "operators": [], "kinds": [], "tasks": ""}
-MOST_STAGES, MOST_TRIES, MOST_DRAWS = 4, 50, 30
+OF_ONE_STEP = tuple(name for name in MODELS if name != "adversarial")
+MOST_TRIES, MOST_DRAWS = 50, 30
 PREFERENCES: dict[str, Callable[[Config], bool] | None] = {
     "any": None,
     "split": lambda config: bool(config.used_axes),
@@ -101,10 +102,10 @@ class Draw:
         return random.Random(f"plan {self.seed} on {self.n_devices}")
 
 
-def drawn(seed: int, n_devices: int | None = None) -> Draw:
-    """Return the draw of a seed, on a number of devices or on any."""
+def drawn(seed: int, n_devices: int | None = None, name: str = "") -> Draw:
+    """Return the draw of a seed, on a number of devices or on any, of a model of one training step or of a named one."""
     rng = random.Random(f"draw {seed} on {n_devices}")
-    name = tuple(MODELS)[seed % len(MODELS)]
+    name = name or OF_ONE_STEP[seed % len(OF_ONE_STEP)]
     entry = MODELS[name]
     n_devices = n_devices or rng.choice([n for n in (2, 2, 3, 3, 4, 4, 6, 8) if n <= entry.most_copies])
     clusters = [f"v100-1x{n_devices}", *([f"v100-2x{n_devices // 2}"] if n_devices % 2 == 0 else [])]
@@ -112,9 +113,9 @@ def drawn(seed: int, n_devices: int | None = None) -> Draw:
     n_trained = sum(op.is_trainable for op in recorded(name, optimizer).graph.variables)
     possible = [n for n in entry.in_micro_batches if n * n_devices <= entry.most_copies]
     n = rng.choice((1, 1, *possible, *possible) if rng.random() < 0.9 else (2, 3, 4))
-    schedule = rng.choice(SCHEDULES if n > 1 and n_trained >= MOST_STAGES else OF_OWN_SUBMESHES)
+    schedule = rng.choice(SCHEDULES if n > 1 and n_trained >= entry.most_stages else OF_OWN_SUBMESHES)
     per_submesh = 1 + (schedule == INTERLEAVED)
-    most = min(MOST_STAGES, n_trained // per_submesh, n_devices)
+    most = min(entry.most_stages, n_trained // per_submesh, n_devices)
     sizes: tuple[int, ...] = (n_devices,)
     if most > 1 and rng.random() < 0.6:
         sizes = _random_sizes(rng, named(cluster), rng.randint(2, most))

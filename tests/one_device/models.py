@@ -34,6 +34,7 @@ class Entry:
         in_micro_batches: the numbers of micro-batches that its batch can be taken in; all others are refused.
         optimizers: those it is trained by: not by Adam where a gradient is zero but for rounding (of a key's bias), of which
             Adam makes a step of full length.
+        most_stages: how many stages there may be.
         most_copies: how many times a step may be built at most: for each device and micro-batch.
     """
 
@@ -42,6 +43,7 @@ class Entry:
     optimizers: tuple[str, ...] = tuple(zoo.HYPERPARAMETERS)
     tolerance: float = FLOAT64
     most_copies: int = 24
+    most_stages: int = 4
 
 
 def drawing() -> zoo.Built:
@@ -63,6 +65,22 @@ def drawing() -> zoo.Built:
     batches = tuple(rng.integers(0, 7, (6, 5)).astype(np.int32) for _ in range(zoo.N_BATCHES))
     seeds = tuple(np.array([1, step]) for step in range(zoo.N_BATCHES))
     return zoo.Built(loss, {tokens: batches, seed: seeds}, ())
+
+
+def adversarial() -> zoo.Built:
+    """Two training steps, whose losses share layers; both train the first, and one looks up rows of a table."""
+    api, rng = tf.compat.v1, np.random.default_rng(5)
+    x, words = api.placeholder(tf.float64, [BATCH, 6], name="x"), api.placeholder(tf.int32, [BATCH], name="words")
+    table = api.get_variable("table", [9, 6], tf.float64)
+    w, v, u = (api.get_variable(name, [6, 6], tf.float64) for name in "wvu")
+    hidden = tf.tanh(x @ w)
+    made = tf.tanh(hidden @ v + tf.gather(table, words))
+    first = tf.reduce_mean(tf.square(tf.tanh(made @ u) @ w)) + 0.1 * tf.reduce_sum(tf.square(w))
+    second = tf.reduce_mean(tf.square(made - x)) + 0.1 * tf.reduce_sum(tf.square(v))
+    batches = {x: tuple(rng.normal(size=(BATCH, 6)) for _ in range(zoo.N_BATCHES))}
+    batches[words] = tuple(rng.integers(0, 9, BATCH).astype(np.int32) for _ in range(zoo.N_BATCHES))
+    steps = ((first, (w, u)), (second, (w, v, table)))
+    return zoo.Built(first, batches, (second,), steps=steps)
 
 
 @contextmanager
@@ -118,6 +136,7 @@ MODELS: Mapping[str, Entry] = {
         for name in SMALL
         if name not in NORMALISED
     },
+    "adversarial": Entry(adversarial, OF_EIGHT, most_stages=1),
 }
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from oracles.shards import gather
 from one_device.drawing import Draw, plan_of, refusal
 from one_device.models import MODELS
 from tensoropt.common.errors import InputError
+from tensoropt.ir.graph import Tensor
 from tensoropt.plan.plan import Plan
 from tensoropt.program.tasks import Task
 from tensoropt.runtime.engine import Engine
@@ -65,16 +67,37 @@ def check_numbers(draw: Draw, engine: Engine, processes: Processes) -> None:
     """Check that three steps have one device's losses, and then metrics and variables."""
     model = draw.model
     fetch, tolerance = training_fetch(model), MODELS[draw.name].tolerance
+    inner = _inner(draw) if engine.stages.n > 1 and draw.seed % 2 else []
+    fetch = replace(fetch, tensors=(*fetch.tensors, *((tensor, is_local) for tensor in inner for is_local in (True, False))))
     with held_to_programs():
         for step, batch in enumerate(model.batches):
-            (losses,) = engine.run(fetch, feeds_of(model.graph, batch))
+            losses, *values = engine.run(fetch, feeds_of(model.graph, batch))
+            _check_shards(engine, inner, values, processes)
             for loss in losses:
                 assert loss.tobytes() == losses[0].tobytes(), f"the loss of step {step} has other bits on another rank"
             assert_close(losses[0], model.reference.losses[step], tolerance, f"the loss of step {step}")
-        if engine.stages.n == 1:
+        if engine.stages.n == len(model.graph.train_steps) == 1:  # what two backward passes both send is charged once
             assert_collectives_are_charged(engine, model)
         evaluate_and_check(engine, model, tolerance)  # type: ignore[arg-type]
     _check_variables(draw, engine, processes)
+
+
+def _inner(draw: Draw) -> list[Tensor]:
+    """Return some tensors of the training step, of any stages."""
+    graph = draw.model.graph
+    names = graph.operators_of(graph.train_steps["train"])
+    return draw.rng.sample([t for op in graph.operators.values() if op.name in names for t in op.outputs], 3)
+
+
+def _check_shards(engine: Engine, tensors: Sequence[Tensor], values: Sequence[Any], processes: Processes) -> None:
+    """Check that what ranks fetch of tensors by themselves makes up the whole; ranks of other stages have nothing of it."""
+    for number, tensor in enumerate(tensors):
+        own, whole = values[2 * number : 2 * number + 2]
+        view = engine.views[engine.stages.home(tensor)]
+        assert processes.alone or len(own) == (processes.rank in view.devices)
+        shards = own if processes.alone else [shard for each in processes.comm.allgather(own) for shard in each]
+        made = gather(shards, view.whole.layout(tensor).with_partial(()), tensor.shape)
+        assert_close(made, whole[0], 1e-12, f"shards of {tensor.name}")
 
 
 @contextmanager

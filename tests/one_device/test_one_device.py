@@ -7,6 +7,7 @@ sentence that is listed.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from one_device.models import recorded
 from one_device.running import ALONE, check, engine_of
 from tensoropt.profiling.hardware import named
 from tensoropt.program.step import StepProgram, step_program
-from tensoropt.program.tasks import BACKWARD, FORWARD, SEND
+from tensoropt.program.tasks import BACKWARD, FEED, FORWARD, SEND, Task
 from tensoropt.runtime.step import function_emission as emission
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -40,6 +41,11 @@ def test_emulated_devices_give_one_device_numbers(seed: int) -> None:
 def test_numbers_stay_with_tensorflows_graph_optimizer(seed: int) -> None:
     """TensorFlow's graph optimizer merges equal operators and removes control dependencies."""
     check(replace(drawn(seed), rematerialized=0.8, regathered=0.3))
+
+
+@pytest.mark.parametrize("seed", first(4, range(60)))
+def test_several_training_steps_give_one_device_numbers(seed: int) -> None:
+    check(drawn(seed, name="adversarial"))
 
 
 @pytest.mark.parametrize("run", first(3, range(N_RUNS)))
@@ -67,9 +73,17 @@ def test_a_plan_in_micro_batches_of_one_sample_is_for_its_model() -> None:
         found.plan(point).check_for(model)
 
 
-@pytest.mark.parametrize("direction", (FORWARD, BACKWARD))
-def test_what_no_task_sends_does_not_arrive(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stage that isn't sent a tensor, or its gradient, can't be built."""
+EXCHANGES: Mapping[str, Callable[[Task], bool]] = {
+    "send": lambda task: (task.work, task.direction) == (SEND, FORWARD),
+    "send back": lambda task: (task.work, task.direction) == (SEND, BACKWARD),
+    "receive": lambda task: task.work == FEED and "/received_" in task.site.name and bool(task.writes),
+    "receive a gradient": lambda task: (task.work, task.direction, task.reads) == (FEED, BACKWARD, ()),
+}
+
+
+@pytest.mark.parametrize("kind", EXCHANGES)
+def test_what_no_task_exchanges_is_not_there(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage without the task that sends a tensor or its gradient to it, or receives it, can't be built."""
     draw = next(draw for seed in range(99) if (draw := drawn(seed)).n_stages == 2 and draw.n > 1 and not refusal(draw))
     engine, feeds = engine_of(draw, plan_of(draw), ALONE), feeds_of(draw.model.graph, draw.model.batches[0])
     n_left_out = 0
@@ -77,7 +91,7 @@ def test_what_no_task_sends_does_not_arrive(direction: str, monkeypatch: pytest.
     def without_one(*given: Any, **options: Any) -> StepProgram:
         nonlocal n_left_out
         program = step_program(*given, **options)
-        at = next((i for i, each in enumerate(program.tasks) if (each.work, each.direction) == (SEND, direction)), None)
+        at = next((i for i, task in enumerate(program.tasks) if EXCHANGES[kind](task)), None)
         if at is None or n_left_out:
             return program
         n_left_out += 1
@@ -85,6 +99,6 @@ def test_what_no_task_sends_does_not_arrive(direction: str, monkeypatch: pytest.
         return replace(program, tasks=program.tasks[:at] + program.tasks[at + 1 :], passes=passes)
 
     monkeypatch.setattr(emission, "step_program", without_one)
-    with pytest.raises(KeyError):  # the message that was to come
+    with pytest.raises(KeyError):  # the message that was to come, or the value that it brings
         engine.function(training_fetch(draw.model), tuple(feeds))
     assert n_left_out == 1

@@ -33,6 +33,12 @@ def normalised_network() -> keras.Model:
     return keras.Model(images, keras.layers.Dense(5)(keras.layers.GlobalAveragePooling2D()(x)))
 
 
+def scaling(optimizer: keras.optimizers.Optimizer | None = None) -> keras.optimizers.Optimizer:
+    """Return an optimizer that scales the loss, from the third step on by more."""
+    inner = optimizer or keras.optimizers.AdamW(1e-2, global_clipnorm=0.1)
+    return keras.optimizers.LossScaleOptimizer(inner, initial_scale=8.0, dynamic_growth_steps=2)
+
+
 def compiled(optimizer: Any = None) -> dict[str, Any]:
     return {
         "optimizer": optimizer or keras.optimizers.AdamW(1e-2, global_clipnorm=0.1),

@@ -1,7 +1,7 @@
 """One rank of a Keras model in stages, which rank 0 tells of as JSON: what it learnt, evaluated and predicted.
 
 There are two stages, or as many as ``STAGES`` in the environment says, by the schedule that ``SCHEDULE`` does.
-With ``NORMALISED`` it is one with batch normalisation, which takes its batch at once.
+Its optimizer scales the loss. With ``NORMALISED`` it is one with batch normalisation, which takes its batch at once.
 Where the folder has a checkpoint, it goes on from there. With ``FAULT`` in the environment rank 1 is killed, or sleeps, in
 its second step.
 
@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import keras
-from pipeline.keras_models import BATCH, compiled, data, images, network, normalised_network
+from pipeline.keras_models import BATCH, compiled, data, images, network, normalised_network, scaling
 
 import tensoropt
 
@@ -35,8 +35,9 @@ def main(folder: Path, epochs: int) -> None:
     model, micro_batches = (normalised_network(), 1) if is_normalised else (network(), 4)
     asked = {"stages": int(os.environ.get("STAGES", "2")), "schedule": os.environ.get("SCHEDULE")}
     trainer = tensoropt.parallelize(
-        model, **compiled(), batch_size=BATCH, cluster=f"v100-1x{SIZE}", micro_batches=micro_batches, verbose=0, **asked
-    )
+        model, **compiled(None if is_normalised else scaling()), batch_size=BATCH, cluster=f"v100-1x{SIZE}",
+        micro_batches=micro_batches, verbose=0, **asked,
+    )  # fmt: skip
     x, y = images() if is_normalised else data(BATCH)
     if "FAULT" in os.environ:
         trainer.train_on_batch(x[:BATCH], y[:BATCH])

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from helpers.mpirun import run_ranks
 from helpers.strategies import assert_close
-from pipeline.keras_models import BATCH, WORDS, compiled, data, images, network, normalised_network
+from pipeline.keras_models import BATCH, WORDS, compiled, data, images, network, normalised_network, scaling
 
 import tensoropt
 
@@ -96,9 +96,12 @@ def told_by_ranks(n_ranks: int, folder: Path, epochs: int, **env: str) -> dict[s
 
 @pytest.mark.usefixtures("float64")
 def test_real_ranks_fit_as_keras_does(tmp_path: Path, everything: bool) -> None:
-    """Two ranks of two stages each train two epochs and save; others go on. A callback evaluates, and sets the rate."""
+    """Two ranks of two stages each train two epochs and save; others go on. A callback evaluates, and sets the rate.
+
+    The loss is scaled.
+    """
     (x, y), plain, seen = data(BATCH), network(), []
-    plain.compile(**compiled())
+    plain.compile(**compiled(scaling()))
 
     def at_end(epoch: int, logs: object) -> None:
         seen.append(plain.evaluate(x[:8], y[:8], verbose=0)[0])
@@ -119,10 +122,13 @@ def test_real_ranks_fit_as_keras_does(tmp_path: Path, everything: bool) -> None:
 
 @pytest.mark.usefixtures("float64")
 def test_class_weights_several_stages_and_clipping_by_each_norm(everything: bool) -> None:
-    """All forward passes first; a batch of one sample, which isn't divided; the rate is set. By ``--all`` in four stages."""
+    """A scaled loss; all forward passes first; a batch of one sample, which isn't divided; the rate is set.
+
+    By ``--all`` in four stages.
+    """
 
     def optimizer() -> keras.optimizers.Optimizer:
-        return keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=0.02, weight_decay=1e-3)
+        return scaling(keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=0.02, weight_decay=1e-3))
 
     (x, y), plain = data(19 if everything else BATCH), network()
     plain.compile(**compiled(optimizer()))
@@ -159,19 +165,20 @@ def test_a_captured_function_is_trained_in_stages_by_its_plan(tmp_path: Path) ->
     for plan in (None, tmp_path / "plan.json"):
         restart()
         captured = tensoropt.capture(loss, [tf.TensorSpec((8, 3), tf.float64)])
-        optimizer = keras.optimizers.Adam(0.1, global_clipnorm=0.01)
+        optimizer = keras.optimizers.Adam(0.1, global_clipnorm=0.01, loss_scale_factor=7.0)
         where = {"parallelism": 2, "cluster": "v100-1x2", "collectives": "emulated", "verbose": 0}
         asked = {"stages": 2, "micro_batches": 2} if plan is None else {"plan": plan}
         trainer = tensoropt.parallelize(captured, optimizer, **where, **asked)
         losses.append([trainer.step(x) for _ in range(3)])
         trainer.plan.save(tmp_path / "plan.json")
     assert losses[0] == losses[1]
-    plain = keras.optimizers.Adam(0.1, global_clipnorm=0.01)
+    plain = keras.optimizers.Adam(0.1, global_clipnorm=0.01, loss_scale_factor=7.0)
     restart()
     for step in range(3):
         with tf.GradientTape() as tape:
             value = loss(x)
-        plain.apply(tape.gradient(value, [first, second]), [first, second])
+            scaled = plain.scale_loss(value)
+        plain.apply(tape.gradient(scaled, [first, second]), [first, second])
         assert_close(np.asarray(losses[0][step]), value.numpy(), 1e-9, f"the loss of step {step}")
     assert any((variable.numpy() != start).any() for variable, start in zip((first, second), started, strict=True))
 
@@ -210,6 +217,26 @@ def test_a_training_step_of_ones_own_that_applies_its_gradients_is_cut() -> None
         found, expected = (model.train_on_batch(x, y, return_dict=True) for model in (trainer, plain))
         assert_same(found, expected)
     assert_same_weights(trainer.get_weights(), plain.get_weights())
+
+
+@pytest.mark.usefixtures("float64")
+def test_the_step_of_a_custom_loop_is_cut() -> None:
+    (x, y), losses = data(BATCH), []
+    for asked in ({}, {"stages": 2, "micro_batches": 4, "schedule": "gpipe"}):
+        model, optimizer, loss = network(), scaling(), compiled()["loss"]
+
+        def step(x: Any, y: Any, model: Any = model, optimizer: Any = optimizer, loss: Any = loss) -> Any:
+            with tf.GradientTape() as tape:
+                value = loss(y, model(x, training=True))
+                scaled = optimizer.scale_loss(value)
+            optimizer.apply(tape.gradient(scaled, model.trainable_variables), model.trainable_variables)
+            return value
+
+        taken = {"model": model, "optimizer": optimizer, "batch_size": BATCH, "collectives": "emulated", "verbose": 0}
+        run = tensoropt.training_step(step, cluster="v100-1x2", **taken, **asked) if asked else tf.function(step)
+        losses.append([float(run(x, y)) for _ in range(3)])
+    assert len(run.plan.stages) == 2
+    assert_close(np.asarray(losses[1]), np.asarray(losses[0]), 1e-9, "losses")
 
 
 class OwnStep(keras.Model):
@@ -265,7 +292,6 @@ def with_own_step() -> keras.Model:
             r"\d alone, .*; ask for more stages, more devices, or memory="),
         (dense, "sgd", {"collectives": "horovod"}, "a plan with stages runs by other collectives than 'horovod'"),
         (dense, Mixing(0.1), {}, "optimizer Mixing can't update the parameters of each stage by themselves"),
-        (dense, keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)), {}, "a loss that its optimizer scales"),
         (lambda: dense(keras.layers.BatchNormalization()), "sgd", {"micro_batches": 2}, "batch normalisation.*es=1"),
         (with_own_step, None, {}, "computes with its gradients.*without stages"),
     ],

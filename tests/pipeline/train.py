@@ -93,6 +93,9 @@ def main() -> None:
         if folder and not begin and step == 1:
             save(f"{folder}/ckpt", session.engine.state(), processes, {"step": 2})
     evaluated = float(tensoropt.run(loss, feed_dict=feeds))
+    shards = processes.gather(tensoropt.run(tensoropt.local(loss), feeds))
+    assert {float(shard) for shard in shards if shard is not None} == {evaluated}
+    assert any(shard is None for shard in shards) == (stages != "1" and collectives == "mpi")
     if session.processes.rank == 0:
         print(json.dumps({"losses": losses, "evaluated": evaluated, "plan": session.plan.brief()}), flush=True)
 

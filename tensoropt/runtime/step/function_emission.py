@@ -260,25 +260,24 @@ class FunctionEmission:
         for source, _, sums in updates:
             for target in stages:
                 if target != source:
-                    message = self._message_of_sums(source, target, sums[0].dtype.name)
-                    self._transfers.send(message, sums, self._resharders[source])
+                    self._transfers.send(self._message_of_sums(source, target, sums[0]), sums, self._resharders[source])
         for target, update, sums in updates:
-            resharder, dtype = self._resharders[target], sums[0].dtype.name
+            resharder = self._resharders[target]
             stage_sums = [
                 sums
                 if source == target
-                else self._transfers.receive(self._message_of_sums(source, target, dtype), resharder)
+                else self._transfers.receive(self._message_of_sums(source, target, sums[0]), resharder)
                 for source in stages
             ]
             update.apply([reduce(tf.add, parts) for parts in zip(*stage_sums, strict=True)])
 
-    def _message_of_sums(self, source: int, target: int, dtype: str) -> Message:
-        """Return the message by which one stage tells another its part of the global norm."""
+    def _message_of_sums(self, source: int, target: int, sums: tf.Tensor) -> Message:
+        """Return the message by which one stage tells another its part of sums over the parameters of all stages."""
         ends = [
             (Layout.replicated(view.whole.strategy.mesh, 1), view.devices)
             for view in (self._engine.views[source], self._engine.views[target])
         ]
-        way = CrossMesh(ends[0][0], ends[1][0], (1,), ends[0][1], ends[1][1])
+        way = CrossMesh(ends[0][0], ends[1][0], tuple(sums.shape), ends[0][1], ends[1][1])
         first = 2 * len(self._crossings) * self._n_numbers + 2
         number = first + source * self._engine.stages.n + target
-        return Message(f"the global norm, of stage {source}", number, way, dtype, False, -1)
+        return Message(f"the sums of stage {source}'s gradients", number, way, sums.dtype.name, False, -1)

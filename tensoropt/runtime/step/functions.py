@@ -76,13 +76,13 @@ class BuiltFunction:
         call: the function.
         log: the collectives that the function runs.
         arguments: what it is given.
-        results: for each fetched tensor the stage that returns it.
+        results: for each fetched tensor the stage that returns it, and whether each rank's shard is returned.
     """
 
     call: tf.types.experimental.ConcreteFunction
     log: tuple[Collective, ...]
     arguments: tuple[Argument, ...]
-    results: tuple[int, ...]
+    results: tuple[tuple[int, bool], ...]
 
     def run(self, arguments: Sequence[tf.Tensor], as_specified: bool) -> Sequence[tf.Tensor]:
         """Return the results.

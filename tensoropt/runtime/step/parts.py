@@ -61,7 +61,7 @@ class RunningStages:
 
     @cached_property
     def is_everywhere(self) -> bool:
-        """Whether every rank has a part of every stage, and so can be fed its share of the batch, and return own shards."""
+        """Whether every rank has a part of every stage, and so can be fed its share of the batch."""
         return len({view.devices for view in self.views}) == 1
 
     @cached_property

@@ -88,7 +88,7 @@ class StepEmission(TaskEmission):
             is_begin = task.work == FEED and task.direction == BACKWARD
             for value in task.reads if is_begin or task.work == JOIN or task.is_of_rows else ():
                 self._results.setdefault(value.micro_batch, []).append(value)
-        self._sums: dict[Site, Values] = {}
+        self._sums: dict[tuple[Site, int], Values] = {}
 
     def begin(self) -> None:
         """Emit what comes before all passes."""
@@ -210,7 +210,7 @@ class StepEmission(TaskEmission):
             return
         with tf.name_scope(f"{SCOPE}_{total.n_summed - 1}/accumulated"):
             super()._sum(task)
-        self._sums[task.site] = self.values[total] or []
+        self._sums[task.site, total.backward_pass] = self.values[total] or []
 
     def hyperparameter(self, step: TrainStep, tensor: Tensor) -> Values:
         """Return a value that the optimizer of a training step reads, on every rank."""

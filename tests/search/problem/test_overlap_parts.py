@@ -195,6 +195,15 @@ def test_a_plan_keeps_what_is_hidden(frontiers: tuple[ModelFrontier, ModelFronti
     assert "overlap" in plans_of(beside).table()
 
 
+def test_sums_of_gradients_are_hidden_in_micro_batches() -> None:
+    """They are sent after the last micro-batch, beside its backward pass, as without micro-batches."""
+    found = find_frontier(model_of("lenet5"), HARDWARE, 4, budget=Budget(seconds=2), micro_batches=2)
+    costs = found.costs
+    assert costs.overlap_ns.any()
+    assert (costs.time_ns == costs.compute_ns + costs.network_ns - costs.overlap_ns).all()
+    assert plans_of(found).plan(int(np.argmax(costs.overlap_ns))).overlap_time_us > 0
+
+
 def test_what_others_choose_is_shown_as_it_runs(frontiers: tuple[ModelFrontier, ModelFrontier]) -> None:
     apart, beside = frontiers
     plain, hidden = (find_baseline(frontier, "data-parallel").points[0] for frontier in (apart, beside))

@@ -272,6 +272,11 @@ def test_stages_are_compared_each_on_its_rank(plan, tmp_path):
     measured = {row["name"]: row["measured"] for row in found["operators_us"]}
     assert all(time_us > 0 for name, time_us in measured.items() if "Conv2D" in name or "MatMul" in name)
     assert {device for device, *_ in tasks_of(found["timeline"])} == {0, 1}
+    page = tmp_path / "page.json"
+    made = ["-o", str(tmp_path / "report.html"), "--json", str(page)]
+    assert main(["report", str(stages), "--measured", str(file), *made]) == 0
+    shown = json.loads(page.read_text())["measured"]
+    assert shown["timeline"] == found["timeline"] and shown["memory_bytes"]["measured"] == found["memory_bytes"]["measured"]
 
 
 def test_one_device_alone(tmp_path, capsys):
