@@ -5,7 +5,7 @@ A step goes through
 1. gradients of the scaled loss; for parameters that every device updates in full, gradient and value are replicated;
 2. sums over all shards (:mod:`.global_norms`), ahead of the update, of what clipping, loss scaling and LAMB need: the update
    may be inside of a condition, in which ranks could take different branches, so no collective is ever emitted in there. In
-   a model in stages the global norm is that of all of them, for which the update waits;
+   a model in stages the global norm, and whether gradients are finite, is that of all of them, for which the update waits;
 3. for each rank the ``apply`` of Keras itself, in which clipping and the check for finite gradients use the completed sums.
 """
 

@@ -31,6 +31,7 @@ def plan_report(
         measured, curve: see :func:`.page_data.report_data`.
     """
     value, stage_details = plan.value, details or [None] * len(plan.stages)
+    measured = measured and {**measured, "point": 0}  # each stage's report has one point
     reports = [
         report_data(
             frontier_of_stage(plan, number, stage_details[number]),

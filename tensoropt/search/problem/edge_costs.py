@@ -184,11 +184,8 @@ class ReshardingArrays:
                 self.reshardings.expect(tensor.shape, tensor.item_bytes, np.concatenate([layouts, backward]))
 
     def is_overlappable(self, tensor: Tensor) -> bool:
-        """Return whether only an update waits for the tensor's gradient, so that compute may run at the same time.
-
-        False with micro-batches: accumulated gradients go back after the last one, when little compute is left.
-        """
-        return self.reshardings.overlaps and self.graph.n_micro_batches == 1 and tensor.name in self.graph.made_of_variables
+        """Return whether only an update waits for the tensor's gradient, so that compute may run at the same time."""
+        return self.reshardings.overlaps and tensor.name in self.graph.made_of_variables
 
     def _values(self, choice: Choice) -> Shardings:
         """Return the choice's values: the same object for all choices with equal values, so that its id can be a key."""

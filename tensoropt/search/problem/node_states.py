@@ -50,7 +50,8 @@ class States:
         index: each operator's index among those in each state, int[K].
         costs: the costs of the distinct configs of each operator.
         mem_bytes, compute_ns, network_ns: int64[K].
-        backward_ns: int64[K], the part of the compute time that is in the backward pass.
+        backward_ns: int64[K], the part of the compute time that is in the backward pass, of micro-batches in the last one's:
+            accumulated gradients go back during that.
         overlappable_ns: int64[K], the part of the network time that only updates of variables wait for.
         rematerializes: bool[K], whether operators of the node are rematerialized in this state: those at the indices
             ``rematerialized`` in the node.
@@ -167,7 +168,8 @@ class Evaluation:
             distinct.append(tuple(numbers))
             indices.append(index)
             operator_costs.append(costs)
-            backward_ns = costs.backward_ns if self.costing.reshardings.overlaps else np.zeros_like(costs.backward_ns)
+            last_ns = costs.backward_ns // self.costing.graph.n_micro_batches
+            backward_ns = last_ns if self.costing.reshardings.overlaps else np.zeros_like(last_ns)
             network_ns = costs.within_ns + costs.updating_ns
             amounts = costs.mem_bytes, costs.compute_ns, network_ns, backward_ns, costs.updating_ns
             totals += np.stack(amounts)[:, index]
@@ -203,13 +205,14 @@ class Evaluation:
         rows = np.concatenate([np.arange(states.n_states), twins])
         rematerializes = np.arange(len(rows)) >= states.n_states
         more_ns, transient_bytes = rematerialization_ns[rows] * rematerializes, freed[rows] * rematerializes
+        last_ns = more_ns // costing.graph.n_micro_batches if costing.reshardings.overlaps else 0
         return replace(
             states,
             index=tuple(index[rows] for index in states.index),
             mem_bytes=states.mem_bytes[rows] - transient_bytes,
             compute_ns=states.compute_ns[rows] + more_ns,
             network_ns=states.network_ns[rows],
-            backward_ns=states.backward_ns[rows] + (more_ns if costing.reshardings.overlaps else 0),
+            backward_ns=states.backward_ns[rows] + last_ns,
             overlappable_ns=states.overlappable_ns[rows],
             rematerializes=rematerializes,
             transient_bytes=transient_bytes,
