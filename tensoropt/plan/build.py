@@ -1,13 +1,14 @@
-"""Build a plan from a point of a frontier: each operator and each resharding of its strategy, with its costs."""
+"""Build a plan from a point of a frontier, each operator and resharding with its costs; check that they belong together."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
+from ..common.errors import InputError
 from ..costs.config_costs import ConfigCosts, costs_of_config
 from ..costs.operator_costs import OperatorCosting
 from ..costs.resharding_costs import accumulator_bytes
@@ -20,10 +21,18 @@ from ..rules.rule import Config, Interface, OperandSharding, Rule, configs
 from ..sharding.consumers import Consumer, consumers_of, sharding_of
 from ..sharding.model import Model
 from ..sharding.propagation import chosen_in_order
-from ..sharding.resharding import PathFinder, Resharding, differentiated_operands, inner_reshardings, resharding_of
+from ..sharding.resharding import (
+    PathFinder,
+    PlainCosts,
+    Resharding,
+    differentiated_operands,
+    inner_reshardings,
+    resharding_of,
+)
 from ..sharding.strategy import Strategy, StrategyView
 from ..sharding.update_resharding import row_reshardings, update_reshardings
 from .record import PlannedOperator, PlannedResharding, ReshardedCopy
+from .stage_plan import StagePlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +125,8 @@ def _entry(
 ) -> CostEntry:
     """Return the cost entry of a copy of a tensor for some consumers."""
     regathered = view.reads_regathered if is_shared else view.is_regathered
-    operands = list(_operands(view, consumers))
+    operands = [(view.graph.operators[t.name], t.position) for t in consumers if not t.is_step and not t.is_update]
+    accumulates = view.graph.accumulates(tensor.name)
     return CostEntry(
         tensor=tensor.name,
         consumers=tuple(consumer.name for consumer in consumers),
@@ -126,18 +136,8 @@ def _entry(
         is_read=is_read,
         is_regathered_with_source=not is_shared and any(view.is_regathered_with_source(*operand) for operand in operands),
         n_runs=view.graph.n_runs(tensor.name),
-        accumulator_bytes=_accumulated(view, tensor, resharding),
+        accumulator_bytes=accumulator_bytes(tensor, resharding.source, resharding.sharding) if accumulates else 0,
     )
-
-
-def _accumulated(view: StrategyView, tensor: Tensor, resharding: Resharding) -> int:
-    """Return the bytes in which micro-batches accumulate the gradients of a resharded copy; 0 if they don't."""
-    return accumulator_bytes(tensor, resharding.source, resharding.sharding) if view.graph.accumulates(tensor.name) else 0
-
-
-def _operands(view: StrategyView, consumers: Iterable[Consumer]) -> Iterator[tuple[Operator, int]]:
-    """Yield (operator, input position) of those consumers that are operators."""
-    return ((view.graph.operators[t.name], t.position) for t in consumers if not t.is_step and not t.is_update)
 
 
 def _is_read_shared(view: StrategyView, costing: OperatorCosting, tensor: Tensor, consumer: Consumer) -> bool:
@@ -204,3 +204,32 @@ def _cheapest(op: Operator, layouts: Mapping[str, Layout], costing: OperatorCost
         return total
 
     return options[min(range(len(options)), key=time_ns)]
+
+
+def check_reshardings(view: StrategyView, stage: StagePlan) -> None:
+    """Check that a stage's reshardings and rematerialized operators follow from its configs: its file may have been changed.
+
+    Raises:
+        InputError: they don't.
+    """
+    names = sorted(view.strategy.rematerialized - view.rematerialized)
+    if names:
+        op = view.graph.operators[names[0]]
+        raise InputError(
+            f"the plan computes {op.where()} again, which can't be done with the config "
+            f"'{view.strategy.configs[op.name]}'; it was changed: find the strategy again"
+        )
+    path_finder = stage.path_finder(PlainCosts())
+    expected = {
+        (row.tensor, row.consumers, row.sharding, row.is_shared, row.is_regathered, row.n_runs)
+        for entry in cost_entries(view)
+        if (row := entry.planned(path_finder)) is not None
+    }
+    actual = {(d.tensor, d.consumers, d.sharding, d.is_shared, d.is_regathered, d.n_runs) for d in stage.reshardings}
+    if expected != actual:
+        tensor, consumers, sharding, *flags = min(expected ^ actual, key=str)
+        difference = "lacks" if (tensor, consumers, sharding, *flags) in expected else "has, against its configs,"
+        raise InputError(
+            f"the plan {difference} the resharding of {tensor} to {', '.join(consumers)} as {sharding}; it was changed: "
+            "find the strategy again, with force= for what should differ"
+        )

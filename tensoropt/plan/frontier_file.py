@@ -92,23 +92,16 @@ def check_rows(rows: FrontierRows) -> None:
     if "rows" in value:
         _ = [rows.plan(point) for point in range(len(rows))]
         return
-    for part in value["operators"]:
-        _check_part(rows.columns, part, len(part["choices"]))
+    for part in (*value["operators"], *value["reshardings"]):
+        if not 0 <= part["column"] < len(rows.columns):
+            raise ValueError(f"there is no column {part['column']}")
+        choice, n_choices = rows.columns[part["column"]].max(), len(part["choices"])
+        if choice >= n_choices:
+            raise ValueError(f"a point takes choice {choice} of {n_choices}")
     for part in value["reshardings"]:
-        _check_part(rows.columns, part, len(part["choices"]))
-        for choice in part["choices"]:
-            missing_rows = [i for i in choice if not 0 <= i < len(part["pool"])]
-            if missing_rows:
-                raise ValueError(f"a choice names row {missing_rows[0]} of {len(part['pool'])}")
-
-
-def _check_part(columns: Sequence[np.ndarray], part: Mapping[str, Any], n_choices: int) -> None:
-    """Check that the column and the choices that a part names exist."""
-    if not 0 <= part["column"] < len(columns):
-        raise ValueError(f"there is no column {part['column']}")
-    choice = columns[part["column"]].max()
-    if choice >= n_choices:
-        raise ValueError(f"a point takes choice {choice} of {n_choices}")
+        missing_rows = [i for choice in part["choices"] for i in choice if not 0 <= i < len(part["pool"])]
+        if missing_rows:
+            raise ValueError(f"a choice names row {missing_rows[0]} of {len(part['pool'])}")
 
 
 def numbered(plan: Entry, rows: dict[str, int]) -> Entry:
@@ -132,21 +125,19 @@ def parts_value(operators: Sequence[StoredPart], reshardings: Sequence[StoredPar
     def column(part: StoredPart) -> int:
         return columns.setdefault(_runs(part.chosen), len(columns))
 
-    operator_parts = [_operator_to_json(column(part), part) for part in operators]
+    identity = "name", "type"  # once for all choices
+    operator_parts = [
+        {
+            **{key: part.pool[0][key] for key in identity},
+            "column": column(part),
+            "choices": [{key: row[key] for key in row if key not in identity} for row in part.pool],
+        }
+        for part in operators
+    ]
     resharding_parts = [
         {"column": column(part), "choices": list(map(list, part.choices)), "pool": list(part.pool)} for part in reshardings
     ]
     return {"columns": list(columns), "operators": operator_parts, "reshardings": resharding_parts}
-
-
-def _operator_to_json(column: int, part: StoredPart) -> dict[str, Any]:
-    """Return an operator's part as JSON: its name and type once, and one choice per row."""
-    identity = {key: part.pool[0][key] for key in ("name", "type")}
-    return {
-        **identity,
-        "column": column,
-        "choices": [{key: row[key] for key in row if key not in identity} for row in part.pool],
-    }
 
 
 def _runs(column: np.ndarray) -> str:

@@ -97,11 +97,11 @@ class Point(Protocol):
 AnyPoint = TypeVar("AnyPoint", bound=Point)
 
 
-def thinned(n_points: int, required: set[int]) -> list[int]:
-    """Return the numbers of the points that a table shows: all of a short frontier, else some from end to end."""
-    if n_points <= 2 * MAX_ROWS:
+def thinned(n_points: int, required: set[int], most: int = 2 * MAX_ROWS, n_spread: int = MAX_ROWS) -> list[int]:
+    """Return the numbers of the points that a table shows: all of up to ``most``, else some from end to end."""
+    if n_points <= most:
         return list(range(n_points))
-    spread = {round(i * (n_points - 1) / (MAX_ROWS - 1)) for i in range(MAX_ROWS)}
+    spread = {round(i * (n_points - 1) / (n_spread - 1)) for i in range(n_spread)}
     return sorted(spread | required)
 
 

@@ -29,7 +29,7 @@ from ..sharding.model import Model
 from ..sharding.resharding import PathFinder
 from ..sharding.stages import Stages
 from ..sharding.strategy import StrategyView
-from .consistency import check_reshardings
+from .build import check_reshardings
 from .plan import Plan
 
 FORMAT, VERSION = "tensoropt/simulation", 1

@@ -7,11 +7,14 @@ import importlib.resources
 import json
 import os
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..common.errors import InputError
+from ..common.errors import InputError, TensorOptError
 from ..common.files import check_writable, path_text, write_atomically
+from ..common.progress import Display
 
 DATA_ID, LIBRARY = "tensoropt-data", "plotly"
 ASKED = "TENSOROPT_REPORT"
@@ -27,6 +30,22 @@ def write_report(data: dict[str, Any], file: str | os.PathLike[str]) -> None:
     """
     text = page(data)
     write_atomically(file, lambda partial: partial.write_bytes(text), "report")
+
+
+def write_asked_report(write: Callable[[str], None], display: Display) -> None:
+    """Write the report of a script's plan to the file that ``tensoropt run --report OUT.html`` names; for rank 0 alone.
+
+    A report that can't be written ends nothing: a line says why.
+    """
+    file = os.environ.get(ASKED)
+    if not file:
+        return
+    try:
+        with display.phase("report"):
+            write(file)
+    except TensorOptError as error:
+        # Asked for by name, so told even where the display isn't shown.
+        print(f"tensoropt: no report: {error}", file=sys.stderr, flush=True)
 
 
 def report_name(file: str | os.PathLike[str]) -> str:

@@ -76,9 +76,9 @@ class Shardings(Sequence[OperandSharding]):
         return Shardings(self.numbers, self.layouts[indices], self.unreduced[indices], self._objects)
 
 
-def first_seen(codes: Ints) -> tuple[Ints, Ints]:
-    """Return the index of the first of each kind of equal codes, in their order, and the kind of each."""
-    _, first, kind = np.unique(codes, return_index=True, return_inverse=True)
+def first_seen(codes: Ints, axis: int | None = None) -> tuple[Ints, Ints]:
+    """Return the index of the first of each kind of equal codes (rows if ``axis`` is 0), in their order; each one's kind."""
+    _, first, kind = np.unique(codes, axis=axis, return_index=True, return_inverse=True)
     in_order = np.argsort(first)
     number = np.empty_like(in_order)
     number[in_order] = np.arange(len(in_order))

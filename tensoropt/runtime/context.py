@@ -21,8 +21,8 @@ from ..ir.graph import Graph
 from ..ir.invariants import check_graph
 from ..lowering.gradient_analysis import analyse
 from ..plan.plan import Plan
-from ..plan.reports import write_asked_report
 from ..profiling.hardware import Hardware, HardwareError, resolve
+from ..report.page import write_asked_report
 from ..rules.registry import rule_of
 from ..sharding.model import Model
 from .collectives.tensorflow_server import is_by_nccl, is_running
@@ -93,7 +93,7 @@ class Context:
     def report(self, plan: Plan, display: Display) -> None:
         """Have rank 0 write the report of the plan that is run, if ``tensoropt run --report`` asks for one."""
         if self.processes.rank == 0:
-            write_asked_report(plan, display)
+            write_asked_report(plan.report, display)
 
     def check_same(self, digest: str, parts: Callable[[], Sequence[str]]) -> None:
         """Check that all ranks recorded the same model.

@@ -20,7 +20,7 @@ from ..common.settings import LAG
 from ..common.watchdog import CRITICAL
 from ..lowering.resharding.backends import CommunicatingBackend, EmulatedBackend
 from ..lowering.resharding.reshard import Backend
-from ..plan.consistency import check_reshardings
+from ..plan.build import check_reshardings
 from ..plan.plan import Plan
 from ..program.invariants import check_program
 from ..program.step import step_program

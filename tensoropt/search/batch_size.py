@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import replace
+from functools import cache
 
 from ..program.liveness import Buffer, Instruction, peak_of_program
 from .frontiers.model_frontier import ModelFrontier
@@ -36,20 +37,15 @@ def batch_that_fits(frontier: ModelFrontier, point: int, batch: int, limit_bytes
 
 def _scale_batch(program: Sequence[Instruction], n_samples: int, batch: int, variables: Container[str]) -> list[Instruction]:
     """Return the program with every buffer that depends on the batch scaled by ``n_samples / batch``, rounded up."""
-    scaled: dict[Buffer, Buffer] = {}
-
     def share(n_bytes: int) -> int:
         return -(-n_bytes * n_samples // batch)
 
     def is_fixed(buffer: Buffer) -> bool:
         return not buffer.of or buffer.of in variables
 
+    @cache
     def scale(buffer: Buffer) -> Buffer:
-        if is_fixed(buffer):
-            return buffer
-        if buffer not in scaled:
-            scaled[buffer] = replace(buffer, n_bytes=share(buffer.n_bytes))
-        return scaled[buffer]
+        return buffer if is_fixed(buffer) else replace(buffer, n_bytes=share(buffer.n_bytes))
 
     return [
         Instruction(

@@ -18,10 +18,10 @@ from ..common.memory_units import memory_text
 from ..common.progress import Progress, under
 from ..ft import InfeasibleError
 from ..plan.plan import Plan
-from .baselines import BASELINES
-from .baselines import SPACES as BASELINE_SPACES
+from .algorithms import BASELINES
+from .algorithms import SPACES as BASELINE_SPACES
 from .candidates.whole_frontier import frontier_of_whole
-from .frontiers.find_frontier import find_baseline
+from .frontiers.find_other import find_baseline
 from .frontiers.model_frontier import ModelFrontier
 from .problem.config_space import FULL, described
 
@@ -253,7 +253,7 @@ class Comparison:
         frontier = self.points_of(self.frontier)
         scale, unit = _time_unit(frontier)
         self._plot_frontier(axes, scale)
-        width, height = _extent(frontier)
+        width, height = FARTHEST * int(frontier.mem_bytes[-1]), FARTHEST * int(frontier.time_ns[0])
         for (name, baseline), (marker, size, color) in zip(self.baselines.items(), cycle(MARKERS), strict=False):
             points = self.points_of(baseline)
             memory, times = points.mem_bytes / 1e9, points.time_ns / scale
@@ -339,8 +339,3 @@ def _time_unit(frontier: Frontier) -> tuple[float, str]:
     """Return a unit that suits the frontier's times: its nanoseconds and its name."""
     slowest = int(frontier.time_ns[0])
     return next(((scale, unit) for scale, unit in ((1e9, "s"), (1e6, "ms")) if slowest >= scale), (1e3, "us"))
-
-
-def _extent(frontier: Frontier) -> tuple[float, float]:
-    """Return the largest memory (bytes) and time (ns) that a picture shows."""
-    return FARTHEST * int(frontier.mem_bytes[-1]), FARTHEST * int(frontier.time_ns[0])

@@ -13,9 +13,10 @@ A search near the least memory takes minutes, but whether anything fits is mostl
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import numpy as np
 
@@ -31,15 +32,15 @@ from ..ft.weighted.weighted_search import WeightedSearch
 from ..report.sentences import time_text
 from ..reschedule.mesh import Mesh
 from ..rules.registry import rule_of
-from .asked import Request
-from .baselines import OTHERS
-from .frontiers.find_frontier import LOOK, problem_of, rematerializing_problem
+from .algorithms import OTHERS
+from .frontiers.find_frontier import LOOK
 from .frontiers.model_frontier import ModelFrontier
 from .problem.builder import ProblemBuilder
 from .problem.choices import REMAT, REUSE, ZERO, Choices
 from .problem.config_space import Assignments, space_for, states_of
 from .problem.fusion_groups import FusionGroup
 from .problem.strategy_problem import StrategyProblem
+from .request import Request
 
 LARGE = 500
 """The number of operators from which a model is looked at: the search of a smaller one takes seconds itself."""
@@ -122,9 +123,11 @@ def first_look(request: Request, parallelism: int, counts: Sequence[int]) -> Fir
         return None
     frontiers: list[ModelFrontier] = []
     needs: tuple[Held, ...] = ()
-    for look in _looks(request, parallelism, counts):
+    mesh = request.hardware.mesh(parallelism)
+    is_coarse_first = len(mesh.axes) > MANY_AXES and not request.force
+    for is_coarse, n in product((True, False) if is_coarse_first else (False,), counts):
         try:
-            frontiers.append(look())
+            frontiers.append(_evaluated(request, mesh, n, is_coarse))
         except (InputError, InfeasibleError):
             continue  # the search says why
         point = frontiers[-1].fastest_within(limit)
@@ -134,15 +137,6 @@ def first_look(request: Request, parallelism: int, counts: Sequence[int]) -> Fir
         if all(need.n_bytes > limit for need in needs):
             break
     return FirstLook(tuple(frontiers), None, needs) if frontiers else None
-
-
-def _looks(request: Request, parallelism: int, counts: Sequence[int]) -> Iterator[Callable[[], ModelFrontier]]:
-    """Yield functions that evaluate strategies: of few configs before those of all, of few micro-batches before the most."""
-    mesh = request.hardware.mesh(parallelism)
-    is_coarse_first = len(mesh.axes) > MANY_AXES and not request.force
-    for is_coarse in (True, False) if is_coarse_first else (False,):
-        for n in counts:
-            yield partial(_evaluated, request, mesh, n, is_coarse)
 
 
 def _evaluated(request: Request, mesh: Mesh, n: int, is_coarse: bool) -> ModelFrontier:
@@ -163,11 +157,9 @@ def _evaluated(request: Request, mesh: Mesh, n: int, is_coarse: bool) -> ModelFr
     progress = None if request.progress is None else partial(request.progress, "first look")
     choices = Choices(REUSE not in request.without, ZERO not in request.without)
     states = coarse if is_coarse else None
-    builder = ProblemBuilder(
-        model.graph, model.backward, costing, mesh, space, request.force, progress, states=states, choices=choices
-    )
-    problem = rematerializing_problem(builder, model) if REMAT not in request.without else None
-    problem = problem or problem_of(builder, model, builder.build())
+    builder = ProblemBuilder(costing, mesh, space, request.force, progress, states=states, choices=choices)
+    problem = builder.build_rematerializing() if REMAT not in request.without else None
+    problem = problem or builder.build()
     frontier = _corners(problem)
     return ModelFrontier(model, request.hardware, problem, costing, frontier, {"look": time.perf_counter() - start_s})
 

@@ -13,10 +13,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from ..common.errors import InputError
 from ..common.memory_units import memory_text
-from ..common.progress import under
+from ..common.progress import Progress, under
 from ..common.words import counted
 from ..costs.held_bytes import least_held_bytes
 from ..ft import ALGORITHMS
@@ -24,32 +25,93 @@ from ..ir.graph import VARIABLE
 from ..plan.frontier import Frontier
 from ..profiling.hardware import Hardware
 from ..program.buffers import PARAMETERS, SLOTS
-from .baselines import OTHERS
+from .algorithms import OTHERS
 from .batch_size import batch_that_fits
 from .candidates.staged_frontier_points import PlanPoint
 from .first_look import first_look, held_anyway
-from .frontiers.find_frontier import LOOK
+from .frontiers.find_frontier import LOOK, searched
 from .frontiers.model_frontier import ModelFrontier
 from .problem.choices import STAGES
 from .problem.config_space import COMPACT, FULL
 from .problem.splittable import check_usable
-from .request import (
-    OF_CURVE,
-    DeadlineError,
-    LeastMemory,
-    Request,
-    frontiers,
-    least_in_micro_batches,
-    may_use_micro_batches,
-    micro_batches_to_look_at,
-    until_deadline,
-)
+from .request import OF_CURVE, ONCE, Request, most_micro_batches
 
 LEAST_S = 2.0
 OF_SEARCH = 1.5
 MOST_WAYS = 3
 MOST_DEVICES = 16
 """The most devices that are tried, or four times as many as the hardware has if that is more."""
+
+
+class DeadlineError(Exception):
+    """A deadline has passed."""
+
+
+def until_deadline(deadline: float, progress: Progress | None) -> Progress:
+    """Return a progress callback that forwards its calls until a deadline, and raises DeadlineError after it.
+
+    Args:
+        deadline: by ``time.monotonic``.
+        progress: the callback to forward to; None if there is none.
+    """
+
+    def reported(phase: str, n_done: int, total: int) -> None:
+        if time.monotonic() > deadline:
+            raise DeadlineError
+        if progress is not None:
+            progress(phase, n_done, total)
+
+    return reported
+
+
+@dataclass(frozen=True, slots=True)
+class LeastMemory:
+    """The point of a frontier that needs the least memory.
+
+    Attributes:
+        point: its number.
+        is_sure: whether the frontier was searched.
+    """
+
+    frontier: ModelFrontier
+    point: int
+    is_sure: bool = True
+
+    @classmethod
+    def of(cls, frontier: ModelFrontier) -> LeastMemory:
+        """Find the point of a frontier that needs the least memory."""
+        return cls(frontier, frontier.least_point(), frontier.found.algorithm != LOOK)
+
+    @property
+    def n_bytes(self) -> int:
+        return self.frontier.peak_bytes(self.point)
+
+
+def frontiers(request: Request, parallelism: int) -> Iterator[ModelFrontier]:
+    """Yield the frontier without micro-batches; then those that need the least memory with micro-batches, if these are open.
+
+    Each is searched when the iterator reaches it.
+
+    Raises:
+        InputError: the first search fails; see :func:`.searched`.
+    """
+    yield searched(request, parallelism)
+    if request.may_use_micro_batches:
+        yield from least_in_micro_batches(request, parallelism)
+
+
+def least_in_micro_batches(request: Request, parallelism: int) -> Iterator[ModelFrontier]:
+    """Yield the frontiers with the smallest micro-batches: of at least one sample per device, and of the fewest samples.
+
+    The numbers of micro-batches are powers of two. More micro-batches never need more memory, except for operators that can
+    be split only along samples. So these two frontiers say whether micro-batches help at all. They are searched without
+    refinement, so that the answer doesn't depend on the speed of the machine.
+    """
+    for n in most_micro_batches(request.model, parallelism):
+        try:
+            yield searched(replace(request, micro_batches=n, budget=ONCE), parallelism)
+        except InputError:
+            return
 
 
 def time_for_more(results: Sequence[ModelFrontier], start_s: float) -> float:
@@ -81,18 +143,13 @@ def nothing_fits(
     deadline = time_for_more(results, start_s)
     smallest = least_needed(request, results, deadline)
     n_devices, n_micro_batches = smallest.frontier.mesh.n_devices, smallest.frontier.model.graph.n_micro_batches
-    slices_text = (
-        f" in {n_micro_batches} micro-batches"
-        if n_micro_batches > 1
-        else " without micro-batches"
-        if may_use_micro_batches(request)
-        else ""
-    )
+    slices_text = " without micro-batches" if request.may_use_micro_batches else ""
+    slices_text = f" in {n_micro_batches} micro-batches" if n_micro_batches > 1 else slices_text
     text = f"no plan fits {request.limit_bytes:,} bytes ({memory_text(request.limit_bytes)}) per device: the least on "
     text += f"{counted(n_devices, 'device')}{'' if smallest.is_sure else ' that was found in time'} is "
     text += f"{smallest.n_bytes:,} bytes ({memory_text(smallest.n_bytes)}) per device{slices_text}{_most_of_it(smallest)}"
     candidates = [frontier for frontier in results if frontier.mesh.n_devices == n_devices]
-    needs = held_anyway(request, candidates, micro_batches_to_look_at(request, n_devices))
+    needs = held_anyway(request, candidates, request.micro_batches_to_look_at(n_devices))
     if all(need.n_bytes > request.limit_bytes for need in needs):
         text += f"; {'; '.join(map(str, needs))}"
     enough = smallest.n_bytes
@@ -117,7 +174,7 @@ def least_needed(request: Request, results: Sequence[ModelFrontier], deadline: f
     """
     leasts = [LeastMemory.of(frontier) for frontier in results]
     has_looked = True
-    if may_use_micro_batches(request) and all(frontier.model.graph.n_micro_batches == 1 for frontier in results):
+    if request.may_use_micro_batches and all(frontier.model.graph.n_micro_batches == 1 for frontier in results):
         progress = until_deadline(deadline, request.progress)
         n_devices = min(leasts, key=lambda least_memory: least_memory.n_bytes).frontier.mesh.n_devices
         try:
@@ -174,7 +231,8 @@ class _Ways:
         time come last, and say so.
         """
         suggestions: list[str] = []
-        for search in (self._switched_off, self._compact, self._fewer_samples, self._more_devices, self._full):
+        compact, full = (partial(self._in_space, space) for space in (COMPACT, FULL))
+        for search in (self._switched_off, compact, self._fewer_samples, self._more_devices, full):
             if len(suggestions) < MOST_WAYS:
                 suggestions += search()
         if self.perhaps and len(suggestions) < MOST_WAYS:
@@ -186,7 +244,11 @@ class _Ways:
 
         A search without ``force`` is tried as well. Instead of a baseline only the default algorithm is tried.
         """
-        options = {f"without leaving out '{name}'": self._with(name) for name in sorted(self.request.without - {STAGES})}
+        without = self.request.without
+        options = {
+            f"without leaving out '{name}'": replace(self.request, without=without - {name})
+            for name in sorted(without - {STAGES})
+        }
         if len(options) > 1:
             options["without leaving out any choice"] = replace(self.request, without=frozenset())
         if self.request.force:
@@ -201,10 +263,6 @@ class _Ways:
             if suggestion:
                 return suggestion
         return []
-
-    def _with(self, name: str) -> Request:
-        """Return the request with one of the switched-off choices allowed again."""
-        return replace(self.request, without=self.request.without - {name})
 
     def _fewer_samples(self) -> list[str]:
         """Estimate the largest batch that fits, with the plan that needs the least memory and with the fastest.
@@ -238,21 +296,15 @@ class _Ways:
                 return suggestions
         return []
 
-    def _compact(self) -> list[str]:
-        """Search the compact space after the full one.
-
-        It is a part of the full space, but its frontier has other points. Their peaks may be lower than those of points that
-        need less memory by Equation (1).
-        """
-        return self._in_space(COMPACT) if self.least.frontier.built.space == FULL else []
-
-    def _full(self) -> list[str]:
-        """Search the full space after the compact one."""
-        return self._in_space(FULL) if self.least.frontier.built.space == COMPACT else []
-
     def _in_space(self, space: str) -> list[str]:
-        """Search another space and return its suggestion, if something fits."""
+        """Search the compact space after the full one, or the full one after that.
+
+        The compact one is a part of the full one, but its frontier has other points. Their peaks may be lower than those of
+        points that need less memory by Equation (1).
+        """
         n_devices = self.least.frontier.mesh.n_devices
+        if {space, self.least.frontier.built.space} != {COMPACT, FULL}:
+            return []
         if least_held_bytes(self.request.model.graph, n_devices) > self.limit_bytes:
             return []
         request = replace(self.request, space=space)
@@ -263,13 +315,11 @@ class _Ways:
 
         If there isn't the time for the search, add it to ``perhaps``.
         """
-        text = self.request.progress
-        report = None if text is None else under(text, phase)
-        progress = until_deadline(self.deadline, report)
+        progress = until_deadline(self.deadline, self.request.progress and under(self.request.progress, phase))
         request = replace(request, budget=request.budget or OF_CURVE, progress=progress)
         try:
             progress("costs", 0, 1)
-            look = first_look(request, parallelism, micro_batches_to_look_at(request, parallelism))
+            look = first_look(request, parallelism, request.micro_batches_to_look_at(parallelism))
             if look is not None and look.best is not None:
                 return [f"{words} ({memory_text(look.best[0].peak_bytes(look.best[1]))} are enough)"]
             if look is not None and look.certainly_not(self.limit_bytes):

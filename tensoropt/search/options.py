@@ -12,22 +12,24 @@ from ..common.dump import dump
 from ..common.errors import InputError
 from ..common.words import counted
 from ..common.workers import Calls, can_be_sent, n_workers
+from ..costs.objectives import MEMORY_TIME
 from ..plan.frontier import Frontier
 from ..plan.plan import Plan
 from ..plan.scaling_curve import Curve, CurvePoint
 from ..profiling.available_memory import available_memory_bytes
-from ..rules.registry import are_own
-from .asked import WORTH_STAGES, Request, must_be_tried, parallelisms
-from .candidates.alike_stages import WORTH_WORKERS
-from .candidates.find_staged import search_with_stages
-from .candidates.joined_frontier import why_too_large
-from .candidates.search_candidates import CandidateSearch
-from .candidates.staged_frontier_points import PlanPoint
-from .candidates.whole_frontier import frontier_of_whole
-from .curve_points import curve_point, unreachable_point
+from ..program.schedule import PLAIN
+from ..rules.registry import are_own, rule_of
+from .algorithms import OTHERS
+from .candidates.search_candidates import CandidateSearch, search_with_stages
+from .candidates.search_cut import WORTH_WORKERS
+from .candidates.staged_frontier_points import PlanPoint, why_too_large
+from .candidates.whole_frontier import plan_beside
+from .frontiers.find_other import find_unsplit
 from .infeasible import least_needed, nothing_fits, time_for_more
-from .request import OF_CURVE
-from .unsplit import unsplit_if_as_fast
+from .request import OF_CURVE, WORTH_STAGES, Request, parallelisms
+
+MORE = 1.1
+"""How much more memory than the limit a point of a curve tells about, too."""
 
 
 def find_answer(option: str, request: Request, parallelism: int | Sequence[int] | None) -> Plan:
@@ -40,7 +42,7 @@ def find_answer(option: str, request: Request, parallelism: int | Sequence[int] 
 
     Raises:
         InputError: nothing fits, ``mini_time`` is asked for several parallelisms; or as
-            :func:`.candidates.find_staged.search_with_stages`.
+            :func:`.candidates.search_candidates.search_with_stages`.
     """
     available = request.hardware.parallelisms()
     counts = list(available) if parallelism is None else parallelisms(parallelism)
@@ -85,7 +87,7 @@ def _find_plan(option: str, request: Request, parallelisms: Sequence[int]) -> Pl
         frontier = search.frontier()
         number = None if frontier is None else frontier.fastest_within(request.limit_bytes)
         if frontier is not None and number is not None:
-            return dataclasses.replace(_fastest(frontier, number, option, request, start_s), hint=search.hint)
+            return dataclasses.replace(_fastest(search, frontier, number, option, start_s), hint=search.hint)
         if frontier is not None and search.counts is not None:
             failure = InputError(why_too_large(frontier, request.limit_bytes))
         runs.append(search)
@@ -95,8 +97,8 @@ def _find_plan(option: str, request: Request, parallelisms: Sequence[int]) -> Pl
     raise InputError(nothing_fits(request, [frontier for run in runs for frontier in run.whole], start_s, smallest))
 
 
-def _fastest(frontier: Frontier[PlanPoint], number: int, option: str, request: Request, start_s: float) -> Plan:
-    """Return the plan of a frontier's fastest point, or an unsplit one as :func:`.unsplit_if_as_fast`.
+def _fastest(search: CandidateSearch, frontier: Frontier[PlanPoint], number: int, option: str, start_s: float) -> Plan:
+    """Return the plan of a frontier's fastest point, or an unsplit one as :func:`_unsplit_if_as_fast`.
 
     One without stages is taken where stages are predicted to save less than they must. The frontier records how long making
     the plan took, as phase ``unroll``, and what else passed since ``start_s``, as ``other candidates``.
@@ -107,26 +109,44 @@ def _fastest(frontier: Frontier[PlanPoint], number: int, option: str, request: R
     seconds = {**frontier.seconds_by_phase, "other candidates": others, "unroll": time.monotonic() - found_s}
     frontier = dataclasses.replace(frontier, seconds_by_phase=seconds)
     plan = dataclasses.replace(plan, frontier=frontier)
-    uncut = _without_stages(frontier, plan, request) if must_be_tried(request) else None
-    return unsplit_if_as_fast(uncut or plan, request)
+    uncut = _without_stages(search, plan) if search.request.must_be_tried and search.alone is not None else None
+    return _unsplit_if_as_fast(uncut or plan, search.request)
 
 
-def _without_stages(frontier: Frontier[PlanPoint], plan: Plan, request: Request) -> Plan | None:
+def _without_stages(search: CandidateSearch, plan: Plan) -> Plan | None:
     """Return the fastest plan without stages within the memory limit, if stages save something, but not WORTH_STAGES."""
-    fastest = frontier.fastest_without_stages(request.limit_bytes)
-    if fastest is None:
-        return None
-    saved = 1 - plan.time_us / fastest[0].points[fastest[1]].time_us
+    saved, frontier = 1 - plan.time_us / search.alone_us, plan.frontier
     if not 0 < saved < WORTH_STAGES:
         return None
-    uncut = frontier_of_whole(fastest[0], request.assumed).plan(fastest[1], plan.option)
+    assert search.alone is not None
     reason = (
         f"{len(plan.stages)} stages in {plan.micro_batches} micro-batches are predicted to save {math.floor(100 * saved)}% "
         f"of a step, and taken from {WORTH_STAGES:.0%} on; ask for stages={len(plan.stages)} to have them, or give a "
         "profile_budget to try both"
     )
     frontier = dataclasses.replace(frontier, left_out=(*frontier.left_out, reason))
-    return dataclasses.replace(uncut, frontier=frontier, frontier_text=frontier.table(), point=None)
+    return plan_beside(frontier, *search.alone, plan.option)
+
+
+def _unsplit_if_as_fast(plan: Plan, request: Request) -> Plan:
+    """Return a plan, or the unsplit one if time counts, and that is predicted to be as fast and fits the memory limit.
+
+    Few small operators may gain nothing by a split: each rank of a trainer loads its share of a batch, so that a search has
+    no strategy without collectives. In an unsplit plan each rank loads the global batch and does all of the work.
+    They are compared on measured hardware alone: descriptions don't say how long small operators and collectives take.
+    """
+    frontier = plan.stages[0].frontier
+    assert frontier is not None
+    is_open = not (request.force or request.placed) and request.algorithm not in OTHERS and request.objectives == MEMORY_TIME
+    has_spread = any(rule_of(op).spread for op in frontier.model.graph.step_operators)
+    if plan.parallelism == 1 or not (is_open and has_spread) or request.hardware.measured is None:
+        return plan
+    if plan.option != "mini_time" or plan.schedule != PLAIN or plan.micro_batches > 1:  # as the memory limit asked for
+        return plan
+    unsplit = find_unsplit(frontier)
+    if unsplit.points[0].time_us > plan.time_us or unsplit.fastest_within(request.limit_bytes) is None:
+        return plan
+    return plan_beside(plan.frontier, unsplit, 0, plan.option)
 
 
 def profiling(jobs: Sequence[tuple[Request, int]], on_point: Callable[[Curve], None] = lambda curve: None) -> Curve:
@@ -196,9 +216,39 @@ def _curve_point(request: Request, parallelism: int) -> CurvePoint | InputError:
             raise
         return error
     frontier = search.frontier() or search.least
-    point = None if frontier is None else curve_point(frontier, request)
+    point = None if frontier is None else _point_of(frontier, request)
     if point is not None and (point.fits or is_asked):
         return point
     smallest = least_needed(request, search.whole, time_for_more(search.whole, start_s))
-    alone = unreachable_point(request, parallelism, smallest.n_bytes, smallest.frontier.found.exact)
+    alone = _unreachable_point(request, parallelism, smallest.n_bytes, smallest.frontier.found.exact)
     return alone if point is None else min(alone, point, key=lambda option: option.peak_bytes)
+
+
+def _unreachable_point(request: Request, parallelism: int, least_bytes: int, exact: bool) -> CurvePoint:
+    """Return the point of a parallelism at which nothing fits, and the least that would be needed is known."""
+    hardware, levels = request.hardware, request.hardware.mesh(parallelism).levels
+    machines = levels[0].count if len(levels) > 1 else 1
+    rates = hardware.price_per_hour, hardware.device.watts
+    price, watts = (None if rate is None else rate * parallelism for rate in rates)
+    return CurvePoint(
+        parallelism, False, least_bytes, None, None, exact, cluster=hardware.name, machines=machines,
+        batch=request.model.graph.batch, limit_bytes=request.limit_bytes, price_per_hour=price, watts=watts,
+    )  # fmt: skip
+
+
+def _point_of(frontier: Frontier, request: Request) -> CurvePoint:
+    """Return the point for a frontier: its fastest plan that fits, or the one of least memory."""
+    limit, points = request.limit_bytes, frontier.points
+    number, smallest, margin_bytes = frontier.fastest_within(limit), frontier.least_point(), limit and round(limit * MORE)
+    numbers = {smallest, number, frontier.fastest_within(margin_bytes), frontier.fastest_within(None)}
+    ends = sorted((frontier.peak_bytes(i), points[i].time_us) for i in numbers if i is not None)
+    count, exact = frontier.mesh.n_devices, frontier.found.exact
+    blank = dataclasses.replace(_unreachable_point(request, count, ends[0][0], exact), ends=tuple(ends))
+    if number is None:
+        return dataclasses.replace(blank, stages=frontier.passes(smallest).stages)
+    time_us, compute_us = points[number].time_us, points[number].compute_time_us
+    return dataclasses.replace(
+        blank, fits=True, peak_bytes=frontier.peak_bytes(number), stages=frontier.passes(number).stages,
+        time_us=time_us, compute_time_us=compute_us, network_time_us=max(time_us - compute_us, 0.0),
+        samples_per_s=blank.batch / time_us * 1e6 if blank.batch and time_us else None,
+    )  # fmt: skip

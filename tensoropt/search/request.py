@@ -1,96 +1,253 @@
-"""Search a request's model as it is, and the numbers of micro-batches that are tried without stages."""
+"""The request of a search, read from the arguments that a user gives."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any
 
-from ..common.errors import InputError
-from ..common.words import counted
-from ..ft import Budget, InfeasibleError
+from ..common.errors import InputError, short
+from ..common.memory_units import default_limit, parse_memory
+from ..common.progress import Progress
+from ..costs.objectives import MEMORY_TIME, Objectives
+from ..ft import Budget
+from ..profiling.hardware import Hardware
+from ..profiling.work import NOTHING_KNOWN, MeasuredOperators
+from ..sharding.constraints import Force, by_operator, split_force
+from ..sharding.micro_batches import checked_count
 from ..sharding.model import Model
-from .asked import Request
-from .baselines import OTHERS
-from .frontiers.find_frontier import LOOK, Progress, find_frontier
-from .frontiers.model_frontier import ModelFrontier
-from .problem.choices import ACCUMULATE
+from .algorithms import OTHERS
+from .problem.choices import ACCUMULATE, REMAT, REUSE, checked_choices
 
+WORTH_STAGES = 0.15
+"""Stages that weren't asked for must be predicted to save this share of a step of the fastest plan without.
+
+Predictions with stages have been 13.5 % off on average, and more where products have few rows (docs/reference/benchmarks.md,
+Stages).
+"""
+WORTH_TRYING = 0.05
+"""The same where both plans are run, so that the faster one is taken: the search of stages takes time, too."""
 OF_CURVE = Budget(seconds=1.0, gap=0.01)
 """The default budget of a search that is one of several, such as one point of a curve."""
 ONCE = Budget(seconds=0.0)
 """The budget of a search that only says whether anything fits at all: no refinement."""
+OPTIONS = ("mini_time", "mini_parallelism", "profiling")
 
 
-def searched(request: Request, parallelism: int, is_enough: Callable[[ModelFrontier], bool] | None = None) -> ModelFrontier:
-    """Return the frontier of a request, without micro-batches if it leaves their number open.
+@dataclass(frozen=True)
+class Request:
+    """The arguments of a search, whatever the parallelism.
+
+    Attributes:
+        limit_bytes: the memory limit per device; None without a limit.
+        force: degrees by factor by operator that every strategy must have.
+        assumed: the assumptions that plans record.
+        algorithm: the name of the search algorithm or baseline.
+        progress: called with (phase, done, total) now and then.
+        space: the space to search; None chooses by the size of the full one.
+        objectives: the two costs to search.
+        budget: how much effort to spend on a search; None for the default, which is smaller for each point of a curve.
+        known: the times of operators that were measured.
+        without: the choices that strategies must not use, see :mod:`.problem.choices`.
+        micro_batches: the number of micro-batches in which a step processes its batch. None leaves it open: several are used
+            if the memory limit requires it.
+        searches_micro_batches: whether their number is searched without stages, where it is left open.
+        wants_frontier: whether the frontier of the answer has all points. If not, strategies that rematerialize, which are
+            never faster, are searched only where the fastest of the others doesn't fit.
+        placed: the devices that operators are placed on, by name, as only plans with stages have them.
+        may_take_stages: whether plans in stages are searched where none without fits the memory limit, or they may pay.
+        tell: called with a sentence on whether anything fits, as soon as that is known of a large model.
+        keeps_found: whether Ctrl-C ends a search with what it has found, if anything fits.
+        worth_stages: the share of a step that stages must be predicted to save, where plans without are possible too:
+            WORTH_STAGES, or WORTH_TRYING where both are run.
+        stages: the numbers of stages that are asked for, of which 1 stands for plans without. None: none are, or as few as
+            the placement takes.
+        schedule: the order of the stages' passes; None for the default.
+    """
+
+    model: Model
+    hardware: Hardware
+    limit_bytes: int | None
+    force: Force = field(default_factory=dict)
+    assumed: dict[str, object] = field(default_factory=dict)
+    algorithm: str = "ft-ldp"
+    progress: Progress | None = None
+    space: str | None = None
+    objectives: Objectives = MEMORY_TIME
+    budget: Budget | None = None
+    known: MeasuredOperators = NOTHING_KNOWN
+    without: frozenset[str] = frozenset()
+    micro_batches: int | None = None
+    searches_micro_batches: bool = True
+    wants_frontier: bool = True
+    placed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    may_take_stages: bool = False
+    worth_stages: float = WORTH_STAGES
+    tell: Callable[[str], None] | None = None
+    keeps_found: bool = False
+    stages: tuple[int, ...] | None = None
+    schedule: str | None = None
+
+    @property
+    def asks_for_stages(self) -> bool:
+        """Whether a user asks for plans with stages, by numbers of stages or by placing operators on devices."""
+        return bool(self.placed) or max(self.stages or (1,)) > 1
+
+    @property
+    def may_use_micro_batches(self) -> bool:
+        """Whether the number of micro-batches is left open, and searched."""
+        is_requested = self.micro_batches is not None or ACCUMULATE in self.without
+        return self.searches_micro_batches and not (is_requested or self.algorithm in OTHERS)
+
+    @property
+    def must_be_tried(self) -> bool:
+        """Whether predictions aren't enough to take stages that weren't asked for, and no plan will be run."""
+        return self.worth_stages > WORTH_TRYING and self.hardware.measured is not None
+
+    def micro_batches_to_look_at(self, parallelism: int) -> list[int]:
+        """Return the number of micro-batches that is asked for, or 1; where it is open, also the most."""
+        counts = most_micro_batches(self.model, parallelism) if self.may_use_micro_batches else []
+        return [self.micro_batches or 1, *counts]
+
+
+def check_option(option: object) -> None:
+    """Check that an option that a user named exists.
+
+    Raises:
+        InputError: there is no such option.
+    """
+    if option not in OPTIONS:
+        raise InputError(f"unknown option {short(option)}; expected one of {', '.join(map(repr, OPTIONS))}")
+
+
+def request_of(
+    model: Model,
+    hardware: Hardware,
+    memory: int | str | None,
+    force: object,
+    without: object = (),
+    micro_batches: object = None,
+    stages: object = None,
+    schedule: str | None = None,
+) -> Request:
+    """Return the request that a user's arguments describe, after checking them.
 
     Args:
-        is_enough: says whether strategies that rematerialize needn't be searched, given the frontier of the others; if None,
-            they needn't where not all points are wanted and its fastest one fits.
+        memory: the memory limit per device; None for the default limit of the hardware's device.
+        force: degrees by factor by operator, and the devices that operators are placed on.
+        without: the choices that strategies must not use.
+        micro_batches: the number of micro-batches; None leaves it open.
+        stages: a number of stages, or several.
+        schedule: the order of the stages' passes.
 
     Raises:
-        InputError: as :func:`.frontiers.find_frontier.find_frontier`; or no strategy is possible, for example because
-            ``force`` asks for too much; or operators are placed on devices.
+        InputError: ``memory``, ``stages`` or ``force`` is malformed, ``without`` names an unknown choice, or the model can't
+            be trained in so many micro-batches.
     """
-    if request.placed:
+    limit = limit_of(memory, hardware)
+    degrees, placed = split_force(force)
+    forced, left_out = checked_force(degrees), checked_choices(without)
+    slices = checked_micro_batches(model, micro_batches, left_out)
+    if model.graph.is_sequential:
+        # What a later pass computes again would have to be told from what the first one does.
+        left_out |= {REUSE, REMAT, ACCUMULATE}
+    return Request(
+        model, hardware, limit, forced, assumptions(hardware, model), without=left_out, micro_batches=slices,
+        placed={**model.placed, **by_operator(model.graph, placed)},
+        stages=None if stages is None else checked_stages(stages), schedule=schedule,
+    )  # fmt: skip
+
+
+def limit_of(memory: int | str | None, hardware: Hardware) -> int:
+    """Return the memory limit per device in bytes: the given one, or the default limit of the hardware's device.
+
+    Raises:
+        InputError: ``memory`` is malformed.
+    """
+    return default_limit(hardware.device.memory_bytes) if memory is None else parse_memory(memory)
+
+
+def checked_micro_batches(model: Model, requested: object, without: Container[str]) -> int | None:
+    """Return the number of micro-batches that a user asked for, after checking it; None if they asked for none.
+
+    Args:
+        without: the choices that strategies must not use.
+
+    Raises:
+        InputError: it isn't a valid number, the model can't be trained in so many micro-batches, or ``without`` excludes
+            micro-batches.
+    """
+    if requested is None:
+        return None
+    count = checked_count(requested)
+    if count > 1 and ACCUMULATE in without:
+        raise InputError(f"micro_batches={count} is asked for, and to do without '{ACCUMULATE}'; leave one of the two")
+    model.in_micro_batches(count)
+    return count
+
+
+def parallelisms(requested: object) -> list[int]:
+    """Return the numbers of devices that a user gave as ``parallelism``: one or several.
+
+    Raises:
+        InputError: it is neither a positive number of devices nor a list of such.
+    """
+    counts: list[Any] = [requested] if isinstance(requested, str) or not isinstance(requested, Iterable) else list(requested)
+    if not counts:
+        raise InputError("parallelism is an empty list; name at least one number of devices")
+    for count in counts:
+        if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
+            raise InputError(f"parallelism must be a positive number of devices, or a list of such, got {short(requested)}")
+    return [int(count) for count in counts]
+
+
+def checked_force(requested: object) -> Force:
+    """Return what a user gave as ``force``, after checking its form: degrees by factor by operator.
+
+    The search checks that the model has these operators and factors.
+
+    Raises:
+        InputError: it has another form.
+    """
+    if requested is None:
+        return {}
+    if not isinstance(requested, Mapping) or not all(isinstance(blocks, Mapping) for blocks in requested.values()):
         raise InputError(
-            f"'{next(iter(request.placed))}' is placed on devices, which plans in stages of recorded models alone have "
-            "(tensoropt.find_strategy, tensoropt search); leave out the placement"
+            f"force takes degrees by factor by operator, such as {{'MatMul_1': {{'m': 2}}}}, got {short(requested)}"
         )
-    try:
-        enough = is_enough or (None if request.wants_frontier else partial(fastest_fits, request))
-        return find_frontier(request, parallelism, enough)
-    except InfeasibleError as error:
-        slices = f" in {request.micro_batches} micro-batches" if (request.micro_batches or 1) > 1 else ""
-        condition = "does what force asks" if request.force else "is possible"
-        raise InputError(f"no strategy on {counted(parallelism, 'device')}{slices} {condition}: {error}") from error
+    for name, blocks in requested.items():
+        for factor, degree in blocks.items():
+            if not isinstance(degree, Integral) or isinstance(degree, bool) or degree < 1:
+                raise InputError(
+                    f"force takes a positive number of blocks for {name}'s factor '{factor}', got {short(degree)}"
+                )
+    return {str(name): {str(factor): int(degree) for factor, degree in blocks.items()} for name, blocks in requested.items()}
 
 
-def fastest_fits(request: Request, frontier: ModelFrontier) -> bool:
-    """Return whether the fastest point of a frontier is within the memory limit."""
-    limit = request.limit_bytes
-    return limit is None or frontier.peak_bytes(frontier.fastest_within(None)) <= limit
+def assumptions(hardware: Hardware, model: Model) -> dict[str, object]:
+    """Return what a plan records of its search: hardware, batch, TensorFlow version, provenance of costs."""
+    import tensorflow as tf
+
+    return {
+        "hardware": hardware.name, "device": hardware.device.name, "device_memory_bytes": int(hardware.device.memory_bytes),
+        "batch": model.graph.batch, "tensorflow": tf.__version__, "provenance": dict(hardware.provenance),
+    }  # fmt: skip
 
 
-def frontiers(request: Request, parallelism: int) -> Iterator[ModelFrontier]:
-    """Yield the frontier without micro-batches; then those that need the least memory with micro-batches, if these are open.
-
-    Each is searched when the iterator reaches it.
+def checked_stages(stages: object) -> tuple[int, ...]:
+    """Return the numbers of stages that a user gave: one, or several of which the search chooses.
 
     Raises:
-        InputError: the first search fails; see :func:`searched`.
+        InputError: they aren't whole numbers from 1 up.
     """
-    yield searched(request, parallelism)
-    if may_use_micro_batches(request):
-        yield from least_in_micro_batches(request, parallelism)
-
-
-def may_use_micro_batches(request: Request) -> bool:
-    """Return whether the request leaves the number of micro-batches open."""
-    is_requested = request.micro_batches is not None or ACCUMULATE in request.without
-    return request.searches_micro_batches and not (is_requested or request.algorithm in OTHERS)
-
-
-def least_in_micro_batches(request: Request, parallelism: int) -> Iterator[ModelFrontier]:
-    """Yield the frontiers with the smallest micro-batches: of at least one sample per device, and of the fewest samples.
-
-    The numbers of micro-batches are powers of two. More micro-batches never need more memory, except for operators that can
-    be split only along samples. So these two frontiers say whether micro-batches help at all. They are searched without
-    refinement, so that the answer doesn't depend on the speed of the machine.
-    """
-    for n in most_micro_batches(request.model, parallelism):
-        try:
-            yield searched(replace(request, micro_batches=n, budget=ONCE), parallelism)
-        except InputError:
-            return
-
-
-def micro_batches_to_look_at(request: Request, parallelism: int) -> list[int]:
-    """Return the number of micro-batches that is asked for, or 1; where it is open, also the most."""
-    counts = most_micro_batches(request.model, parallelism) if may_use_micro_batches(request) else []
-    return [request.micro_batches or 1, *counts]
+    counts = stages if isinstance(stages, (tuple, list)) else (stages,)
+    for count in counts:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise InputError(f"stages takes whole numbers from 1 up, such as 2, or (1, 2) for a choice, got {short(stages)}")
+    if not counts:
+        raise InputError("stages is empty; give whole numbers from 1 up, such as (1, 2)")
+    return tuple(dict.fromkeys(counts))
 
 
 def most_micro_batches(model: Model, parallelism: int) -> list[int]:
@@ -105,47 +262,3 @@ def most_micro_batches(model: Model, parallelism: int) -> list[int]:
     divisors = [1 << i for i in range(1, micro_batching.batch.bit_length()) if micro_batching.batch % (1 << i) == 0]
     one_each = [n for n in divisors if micro_batching.batch // n >= parallelism]
     return list(dict.fromkeys([*one_each[-1:], *divisors[-1:]]))
-
-
-class DeadlineError(Exception):
-    """A deadline has passed."""
-
-
-def until_deadline(deadline: float, progress: Progress | None) -> Progress:
-    """Return a progress callback that forwards its calls until a deadline, and raises TimeIsUpError after it.
-
-    Args:
-        deadline: by ``time.monotonic``.
-        progress: the callback to forward to; None if there is none.
-    """
-
-    def reported(phase: str, n_done: int, total: int) -> None:
-        if time.monotonic() > deadline:
-            raise DeadlineError
-        if progress is not None:
-            progress(phase, n_done, total)
-
-    return reported
-
-
-@dataclass(frozen=True, slots=True)
-class LeastMemory:
-    """The point of a frontier that needs the least memory.
-
-    Attributes:
-        point: its number.
-        is_sure: whether the frontier was searched.
-    """
-
-    frontier: ModelFrontier
-    point: int
-    is_sure: bool = True
-
-    @classmethod
-    def of(cls, frontier: ModelFrontier) -> LeastMemory:
-        """Find the point of a frontier that needs the least memory."""
-        return cls(frontier, frontier.least_point(), frontier.found.algorithm != LOOK)
-
-    @property
-    def n_bytes(self) -> int:
-        return self.frontier.peak_bytes(self.point)

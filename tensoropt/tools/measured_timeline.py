@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..search.frontiers.step_views import COMPUTE_LANE, NETWORK_LANE, joined_rows, tasks_text
+from ..search.frontiers.step_views import COMPUTE_LANE, NETWORK_LANE, TaskRows
 from .timeline import RankTimeline
 from .trace_names import CALL, TracedName
 
@@ -14,7 +14,7 @@ MOST_RANKS = 8
 
 
 def measured_view(ranks: Sequence[RankTimeline], operators: Iterable[str]) -> dict[str, Any]:
-    """Return the first traced step of each rank as a JSON value; see :func:`..search.frontiers.step_views.timeline_view`.
+    """Return the first traced step of each rank as a JSON value; see :meth:`.TaskRows.to_json`.
 
     Times are nanoseconds since the rank's own step began: ranks begin together, and clocks of several machines differ.
 
@@ -22,29 +22,15 @@ def measured_view(ranks: Sequence[RankTimeline], operators: Iterable[str]) -> di
         operators: the names of the model's operators.
     """
     operator_names = frozenset(operators)
-    names: dict[str, int] = {}
-    kinds: dict[str, int] = {}
-    rows: list[list[int]] = []
-
-    def add(number: int, lane: int, start_ns: int, duration_ns: int, name: str, kind: str) -> None:
-        numbers = names.setdefault(name, len(names)), kinds.setdefault(kind, len(kinds))
-        if duration_ns > 0:
-            rows.append([number, lane, start_ns, duration_ns, *numbers])
-
-    first_ranks = ranks[:MOST_RANKS]
+    rows, first_ranks = TaskRows(), ranks[:MOST_RANKS]
     for number, rank in enumerate(first_ranks):
         begin_ns = int(rank.steps[0, 0])
         for event in rank.operators:
             name, way = TracedName.of(event.name, operator_names)
             if way != CALL:
-                add(number, COMPUTE_LANE, event.start_ps // 1000 - begin_ns, event.duration_ps // 1000, name, way)
+                rows.add(number, COMPUTE_LANE, event.start_ps // 1000 - begin_ns, event.duration_ps // 1000, name, way)
         for call in rank.collectives:
             leads_to = "" if call.collective is None else call.collective.operator
-            add(number, NETWORK_LANE, call.start_ns - begin_ns, call.duration_ns, leads_to, call.kind)
-    return {
-        "makespan_ns": max(int(rank.steps[0, 1] - rank.steps[0, 0]) for rank in first_ranks),
-        "devices": [[rank.rank] for rank in first_ranks],
-        "operators": list(names),
-        "kinds": list(kinds),
-        "tasks": tasks_text(joined_rows(sorted(rows))),
-    }
+            rows.add(number, NETWORK_LANE, call.start_ns - begin_ns, call.duration_ns, leads_to, call.kind)
+    makespan_ns = max(int(rank.steps[0, 1] - rank.steps[0, 0]) for rank in first_ranks)
+    return rows.to_json(makespan_ns, [[rank.rank] for rank in first_ranks])

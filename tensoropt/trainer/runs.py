@@ -31,7 +31,7 @@ from ..runtime.execution import Execution
 from ..runtime.failures.step_errors import RefusedValues
 from ..runtime.other_programs import execute_beside, peak_beside
 from ..runtime.step.functions import Feed
-from ..search.asked import limit_of
+from ..search.request import limit_of
 from ..sharding.model import Model
 from .batch import Batch
 from .capture.programs import TRAIN, Captured

@@ -12,8 +12,8 @@ from ..plan.plan import Plan
 from ..profiling.hardware import Hardware
 from ..runtime.context import Context
 from ..runtime.execute import HOROVOD
-from ..search.asked import Request, request_of
 from ..search.options import find_answer
+from ..search.request import Request, request_of
 from ..sharding.constraints import Force
 from ..sharding.model import Model
 from .interleaved_timing import FirstValue

@@ -7,6 +7,7 @@ stages is the fastest one without, too, if those were searched.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -16,13 +17,14 @@ from typing import Any
 
 import numpy as np
 
+from ..ft import InfeasibleError
 from ..plan.plan import Plan
 from ..profiling.available_memory import available_memory_bytes
 from ..profiling.store import Store
 from ..report.explanation import BASELINE_US, DATA_PARALLELISM, INTERLEAVED, WITHOUT_STAGES
 from ..runtime.ranks import Processes
-from ..search.candidates.whole_frontier import frontier_of_whole
-from ..search.frontiers.find_frontier import find_baseline
+from ..search.candidates.whole_frontier import plan_beside
+from ..search.frontiers.find_other import find_baseline
 from ..search.frontiers.model_frontier import ModelFrontier
 from ..sharding.model import Model
 from .interleaved_timing import FirstValue, interleaved_seconds, steps_of
@@ -132,7 +134,8 @@ class BaselineTrial:
         frontier, point = self._frontier_of(plan, name)
         if frontier is None or frontier.points[point].time_us > NEAR * plan.time_us:
             return None
-        baseline = frontier_of_whole(frontier, plan.assumed).plan(point, plan.option)
+        assert plan.frontier is not None
+        baseline = plan_beside(plan.frontier, frontier, point, plan.option)
         needed_bytes = frontier.peak_bytes(point)
         fits = self.limit_bytes is None or needed_bytes <= self.limit_bytes
         all_bytes = needed_bytes + sum(p.needed_bytes for p in plans)
@@ -141,10 +144,7 @@ class BaselineTrial:
             return None
         if self._n_turns(*plans, baseline) < LEAST_TURNS:
             return None
-        baseline = replace(baseline, assumed={**baseline.assumed, "operators": self.stats(baseline)})
-        plan_frontier = plan.frontier
-        assert plan_frontier is not None
-        return replace(baseline, frontier=plan_frontier, frontier_text=plan_frontier.table(), point=None)
+        return replace(baseline, assumed={**baseline.assumed, "operators": self.stats(baseline)})
 
     def _frontier_of(self, plan: Plan, name: str) -> tuple[ModelFrontier | None, int]:
         """Return the frontier that has a baseline, and its point there; None where there is none."""
@@ -152,7 +152,9 @@ class BaselineTrial:
         result = plan.frontier.fastest_without_stages(self.limit_bytes)
         if result is None or name == WITHOUT_STAGES:
             return result or (None, 0)
-        return find_baseline(result[0], "data-parallel"), 0
+        with contextlib.suppress(InfeasibleError):
+            return find_baseline(result[0], "data-parallel"), 0
+        return None, 0
 
 
 def _names(plan: Plan) -> list[str]:

@@ -33,12 +33,10 @@ from ..rules.rule import Config
 from ..runtime.execute import MPI
 from ..runtime.measuring.operator_timer import OperatorTimer, OperatorTrial, Timed
 from ..runtime.ranks import Processes
-from ..search.asked import WORTH_STAGES, WORTH_TRYING
-from ..search.baselines import data_parallel
-from ..search.baselines.task import BaselineTask
+from ..search.frontiers.find_other import data_parallel_configs
 from ..search.frontiers.model_frontier import ModelFrontier
 from ..search.options import find_answer
-from ..search.request import Request
+from ..search.request import WORTH_STAGES, WORTH_TRYING, Request
 from ..sharding.model import Model
 from ..sharding.strategy import Strategy
 from .baseline_trial import BaselineTrial
@@ -222,7 +220,7 @@ class MeasuredSearch:
 
 def _data_parallel_part(frontier: ModelFrontier) -> PlannedPart:
     """Return data parallelism, as far as it is in the searched space; forced configs may exclude some operators'."""
-    batch = data_parallel.configs(BaselineTask(frontier.costing, frontier.mesh, frontier.built.space))
+    batch = data_parallel_configs(frontier)
     configs = {
         op.name: batch[op.name]
         for node, states in frontier.built.nodes

@@ -19,17 +19,16 @@ from tensoropt import zoo
 from tensoropt.common.errors import InputError
 from tensoropt.costs.config_costs import costs_of_config
 from tensoropt.costs.model_costs import costing_of
-from tensoropt.plan.build import cost_entries
-from tensoropt.plan.consistency import check_reshardings
+from tensoropt.plan.build import check_reshardings, cost_entries
 from tensoropt.plan.frontier import Frontier
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config
-from tensoropt.search.asked import Request
 from tensoropt.search.frontiers.model_frontier import ModelFrontier
 from tensoropt.search.options import mini_time
 from tensoropt.search.problem.choices import ACCUMULATE
+from tensoropt.search.request import Request
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.resharding import PlainCosts
 from tensoropt.tools.cli.main import main
@@ -80,17 +79,17 @@ def test_search_uses_micro_batches_where_the_limit_needs_them(everything: bool) 
 
 
 def test_without_a_limit_that_binds_nothing_more_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    import tensoropt.search.request as requests
+    import tensoropt.search.frontiers.find_frontier as finding
 
     asked: list[int] = []
 
-    search = requests.find_frontier
+    search = finding.find_frontier
 
     def counted(request: Request, *others: Any) -> ModelFrontier:
         asked.append(request.micro_batches or 1)
         return search(request, *others)
 
-    monkeypatch.setattr(requests, "find_frontier", counted)
+    monkeypatch.setattr(finding, "find_frontier", counted)
     mini_time(request(10**12), 2)
     mini_time(dataclasses.replace(request(0), limit_bytes=None), 2)
     assert asked == [1, 1]
@@ -242,7 +241,7 @@ def test_losses_that_are_no_sum_over_the_batch() -> None:
 
 
 def test_micro_batches_can_be_switched_off_in_two_ways() -> None:
-    from tensoropt.search.asked import checked_micro_batches
+    from tensoropt.search.request import checked_micro_batches
 
     with pytest.raises(InputError, match="leave one of the two"):
         checked_micro_batches(lenet(), 2, [ACCUMULATE])

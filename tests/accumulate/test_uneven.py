@@ -23,8 +23,9 @@ from tensoropt.runtime.execute import EMULATED
 from tensoropt.runtime.execution import execute
 from tensoropt.runtime.ranks import current_processes
 from tensoropt.runtime.step.functions import Feed
-from tensoropt.search import request as requests
-from tensoropt.search.request import Request, searched
+from tensoropt.search.frontiers import find_frontier as finding
+from tensoropt.search.frontiers.find_frontier import searched
+from tensoropt.search.request import Request
 from tensoropt.tools.offline_keras import record_keras
 from tensoropt.tools.recorded import Recorded
 
@@ -95,7 +96,7 @@ def test_only_a_search_with_force_speaks_of_force(monkeypatch: pytest.MonkeyPatc
     def infeasible(*_: object, **__: object) -> None:
         raise InfeasibleError("every state of node 'x' is infeasible")
 
-    monkeypatch.setattr(requests, "find_frontier", infeasible)
+    monkeypatch.setattr(finding, "find_frontier", infeasible)
     of, hardware = recorded(8), named("v100-1x2")
     with pytest.raises(InputError, match="no strategy on 2 devices does what force asks"):
         searched(Request(of.model, hardware, None, {"MatMul": {"m": 2}}), 2)

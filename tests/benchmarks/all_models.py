@@ -33,9 +33,9 @@ from tensoropt.ir.graph import Graph
 from tensoropt.profiling.hardware import resolve
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
-from tensoropt.search.asked import Request
 from tensoropt.search.candidates.whole_frontier import frontier_of_whole
 from tensoropt.search.frontiers.find_frontier import find_frontier
+from tensoropt.search.request import Request
 
 TOLERANCE = 1e-9
 LEAST_SIZES = {"InceptionV3": 75, "InceptionResNetV2": 75, "Xception": 71}

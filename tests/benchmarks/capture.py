@@ -45,10 +45,10 @@ from tensoropt.optimizers.keras_optimizer import KerasOptimizer
 from tensoropt.profiling.hardware import resolve
 from tensoropt.program.fetch import Fetch
 from tensoropt.runtime.step.functions import Feed
-from tensoropt.search.asked import Request
 from tensoropt.search.candidates.whole_frontier import frontier_of_whole
 from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.search.frontiers.model_frontier import ModelFrontier
+from tensoropt.search.request import Request
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.resharding import PlainCosts
 from tensoropt.trainer.capture.objective import Compilation, KerasObjective

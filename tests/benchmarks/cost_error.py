@@ -71,12 +71,12 @@ from tensoropt.runtime.context import Context
 from tensoropt.runtime.execute import MPI
 from tensoropt.runtime.measuring.local_hardware import hardware_here, prepared_processes
 from tensoropt.runtime.ranks import Processes
-from tensoropt.search.asked import Request, assumptions
-from tensoropt.search.baselines.task import BaselineTask
 from tensoropt.search.candidates.whole_frontier import frontier_of_whole
-from tensoropt.search.frontiers.find_frontier import find_baseline
+from tensoropt.search.frontiers.find_other import find_baseline
 from tensoropt.search.options import mini_time
 from tensoropt.search.problem.strategy_problem import StrategyProblem
+from tensoropt.search.request import Request, assumptions
+from tensoropt.search.task import BaselineTask
 from tensoropt.sharding.model import Model
 from tensoropt.tools.offline import record
 from tensoropt.tools.plan_check import PlanCheck, check_plan

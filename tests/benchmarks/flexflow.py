@@ -19,9 +19,9 @@ from tabulate import tabulate
 
 from tensoropt.ft import Budget
 from tensoropt.profiling.hardware import resolve
-from tensoropt.search.asked import Request
 from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.search.frontiers.model_frontier import ModelFrontier
+from tensoropt.search.request import Request
 from tensoropt.tools.offline import record_named
 
 MODELS = ("alexnet", "resnet101", "inception_v3", "rnntc", "rnnlm", "nmt")

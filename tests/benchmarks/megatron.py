@@ -32,9 +32,9 @@ from tensoropt.ir.graph import Graph
 from tensoropt.plan.frontier import Frontier
 from tensoropt.profiling.hardware import named
 from tensoropt.program.fast_makespan import PassTimes, step_us
-from tensoropt.search.asked import Request
-from tensoropt.search.candidates.find_staged import search_with_stages
+from tensoropt.search.candidates.search_candidates import search_with_stages
 from tensoropt.search.candidates.staged_frontier_points import PlanPoint
+from tensoropt.search.request import Request
 from tensoropt.tools.offline import record
 
 HEADERS = "plans,points,least peak,its time,fastest,its peak,fastest that fits,every layer rematerialized,CPU s".split(",")

@@ -28,10 +28,11 @@ from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import Hardware, named
 from tensoropt.runtime.measuring.local_hardware import prepared_processes
 from tensoropt.runtime.ranks import Processes
-from tensoropt.search.asked import Request
-from tensoropt.search.candidates.find_staged import search_with_stages
+from tensoropt.search.candidates.search_candidates import search_with_stages
 from tensoropt.search.candidates.whole_frontier import frontier_of_whole
-from tensoropt.search.frontiers.find_frontier import find_baseline, find_frontier
+from tensoropt.search.frontiers.find_frontier import find_frontier
+from tensoropt.search.frontiers.find_other import find_baseline
+from tensoropt.search.request import Request
 from tensoropt.tools.offline import record
 from tensoropt.tools.plan_check import check_plan
 

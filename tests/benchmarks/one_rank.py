@@ -17,8 +17,8 @@ from models import DIGITS, SMALL_VGG
 from tabulate import tabulate
 
 from tensoropt.runtime.measuring.local_hardware import hardware_here, prepared_processes
-from tensoropt.search.asked import Request, assumptions
 from tensoropt.search.options import mini_time
+from tensoropt.search.request import Request, assumptions
 from tensoropt.tools.offline import record
 
 SMALL = {"digits": DIGITS, "small_vgg": SMALL_VGG}

@@ -51,9 +51,9 @@ def row(case: Case) -> list[str]:
     name, _, cluster = what.partition("@")
     model = recorded(name).model
     from tensoropt.profiling.hardware import named
-    from tensoropt.search.asked import Request
     from tensoropt.search.candidates.whole_frontier import frontier_of_whole
     from tensoropt.search.frontiers.find_frontier import find_frontier
+    from tensoropt.search.request import Request
 
     hardware = named(cluster)
     start, cpu_start = time.perf_counter(), time.process_time()
@@ -76,8 +76,8 @@ def row_of_stages(case: tuple[str, Budget, list[int]]) -> list[str]:
     name, _, cluster = what.partition("@")
     model = recorded(name).model
     from tensoropt.profiling.hardware import named
-    from tensoropt.search.asked import Request
-    from tensoropt.search.candidates.find_staged import search_with_stages
+    from tensoropt.search.candidates.search_candidates import search_with_stages
+    from tensoropt.search.request import Request
 
     os.environ["TENSOROPT_WORKERS"] = "1"  # others would shorten the candidates' times, which are simulated
     hardware = named(cluster)
@@ -102,8 +102,8 @@ def queued(seconds: list[float], n_cores: int) -> float:
 def curve_seconds(_: object) -> float:
     """Return the seconds from the recorded model to its curve."""
     from tensoropt.profiling.hardware import named
-    from tensoropt.search.asked import Request
     from tensoropt.search.options import profiling
+    from tensoropt.search.request import Request
 
     name, cluster, counts = CURVE
     model = recorded(name).model

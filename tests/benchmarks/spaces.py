@@ -25,9 +25,9 @@ HEADERS = ("model", "devices", "space", "nodes", "configs", "points", "result", 
 def rows(what: str, seconds: float) -> list[list[str]]:
     """Search both spaces of one model; return two lines of the table."""
     from tensoropt.profiling.hardware import named
-    from tensoropt.search.asked import Request
     from tensoropt.search.frontiers.find_frontier import find_frontier
     from tensoropt.search.problem.config_space import SPACES
+    from tensoropt.search.request import Request
     from tensoropt.tools.offline import record_named
 
     name, _, cluster = what.partition("@")

@@ -30,7 +30,7 @@ REASONS = {
     "the order of interleaved stages, which share devices": r"interleav",
     "an argument of a user is no plan": r"isinstance",
     "what ranks run: only of one stage they have all variables": r"runtime/|trainer_ranks",
-    "what is asked for: stages, or whatever is best": r"search/asked|asks_for|max\(counts",
+    "what is asked for: stages, or whatever is best": r"search/request|asks_for|max\(counts",
     "a plan with stages beside the best without": r"tuning/|fastest_without|cli/compare|why_stages",
     "a model that isn't cut has no cut to open or to time": r"by_bound",
     "a file's schedule and timeline go with its stages": r"plan/plan\.py|self\.stages\) > 1",

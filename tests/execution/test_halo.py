@@ -8,7 +8,7 @@ from helpers import zoo
 from helpers.strategies import random_strategy, slides
 from random_models.planning import as_plan
 
-from tensoropt.plan.consistency import check_reshardings
+from tensoropt.plan.build import check_reshardings
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 

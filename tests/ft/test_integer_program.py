@@ -111,7 +111,7 @@ def problem_of(function: Callable[[], Built], n_devices: int) -> Problem:
     mesh = described.mesh(n_devices)
     reshardings = ReshardingCosting(mesh, CollectiveCosts(described, mesh))
     costing = OperatorCosting(model.graph, model.backward, OperatorCosts(described), reshardings)
-    return ProblemBuilder(model.graph, model.backward, costing, mesh).build().problem
+    return ProblemBuilder(costing, mesh).build().problem
 
 
 def attention_block(api: Any = tf.compat.v1) -> Built:

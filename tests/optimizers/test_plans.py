@@ -9,7 +9,7 @@ from optimizers.models import case_of, check_state
 from optimizers.test_keras import CASES
 
 from tensoropt.lowering.resharding.backends import EmulatedBackend
-from tensoropt.plan.consistency import check_reshardings
+from tensoropt.plan.build import check_reshardings
 from tensoropt.profiling.hardware import resolve
 from tensoropt.program.fetch import Fetch
 from tensoropt.sharding.resharding import PlainCosts

@@ -11,11 +11,11 @@ import pytest
 from tensoropt import zoo
 from tensoropt.ft import Budget
 from tensoropt.profiling.hardware import named
-from tensoropt.search.candidates import alike_stages
-from tensoropt.search.candidates.alike_stages import AlikeStages, form_of
+from tensoropt.search.candidates.search_cut import AlikeStages, form_of
+from tensoropt.search.frontiers.find_frontier import searched
 from tensoropt.search.frontiers.model_frontier import ModelFrontier
 from tensoropt.search.problem.strategy_problem import StrategyProblem
-from tensoropt.search.request import Request, searched
+from tensoropt.search.request import Request
 from tensoropt.sharding.stages import Stages
 from tensoropt.tools.offline import record
 
@@ -72,7 +72,7 @@ def test_a_stage_like_another_has_the_points_and_plans_of_its_own_search(
         count += 1
         return searched(*given)
 
-    monkeypatch.setattr(alike_stages, "searched", counted)
+    monkeypatch.setattr("tensoropt.search.candidates.search_cut.searched", counted)
     alike = AlikeStages()
     found = [alike.searched(each, 4, fits) for each in requests]
     assert count == 3
@@ -81,7 +81,7 @@ def test_a_stage_like_another_has_the_points_and_plans_of_its_own_search(
     assert np.array_equal(found[2].found.strategies, own.found.strategies)
     for point in (0, len(own) - 1):
         assert found[1].peak_bytes(point) == own.peak_bytes(point)
-        assert found[2].peaks_by_states[own.found.strategies[point].tobytes()] == own.peak_bytes(point)
+        assert found[2]._counter.known[own.found.strategies[point].tobytes()] == own.peak_bytes(point)
         plan, expected = (each.stage(point) for each in (found[2], own))
         assert plan.to_json() == expected.to_json()
         assert found[2].peak(point) == own.peak(point)

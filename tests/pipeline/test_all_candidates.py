@@ -15,10 +15,9 @@ from helpers.searches import find_with_stages
 from tensoropt.common.errors import InputError
 from tensoropt.ft import Budget
 from tensoropt.profiling.hardware import named
-from tensoropt.search.candidates.alike_stages import AlikeStages
 from tensoropt.search.candidates.bounds import points_of
 from tensoropt.search.candidates.candidate import Candidate, Cutting
-from tensoropt.search.candidates.search_cut import search_cut
+from tensoropt.search.candidates.search_cut import AlikeStages, search_cut
 from tensoropt.search.request import Request
 from tensoropt.search.stages.cuts import Cut
 from tensoropt.search.stages.points import SearchedStages

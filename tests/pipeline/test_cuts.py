@@ -14,8 +14,9 @@ from tensoropt.common.errors import InputError
 from tensoropt.profiling.hardware import Hardware, LinkLevel, Origin, named
 from tensoropt.program.fast_makespan import PassTimes, step_us
 from tensoropt.program.schedule import StepOrder
+from tensoropt.search.frontiers.find_frontier import searched
 from tensoropt.search.frontiers.model_frontier import ModelFrontier
-from tensoropt.search.request import Request, searched
+from tensoropt.search.request import Request
 from tensoropt.search.stages.cuts import MOST_PLACES, Cut, _Places, balanced
 from tensoropt.search.stages.memory import ends_of, is_divided
 from tensoropt.search.stages.submeshes import Block, blocks_of

@@ -17,9 +17,9 @@ from tensoropt.common.errors import InputError
 from tensoropt.ft import Budget
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
-from tensoropt.search.asked import request_of
+from tensoropt.search.frontiers.find_frontier import searched
 from tensoropt.search.options import find_answer
-from tensoropt.search.request import Request, searched
+from tensoropt.search.request import Request, request_of
 from tensoropt.search.stages.placement import fewest_stages
 from tensoropt.search.stages.submeshes import Block
 from tensoropt.tools.cli.main import main

@@ -20,9 +20,8 @@ from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 from tensoropt.report.explanation_text import explanation_text
 from tensoropt.report.page import DATA_ID
-from tensoropt.search.asked import checked_stages
 from tensoropt.search.options import find_answer
-from tensoropt.search.request import Request
+from tensoropt.search.request import Request, checked_stages
 from tensoropt.sharding.stages import Stages
 from tensoropt.tools.cli.main import main
 

@@ -6,6 +6,7 @@ import itertools
 import math
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 
 import accumulate.models as models
 import numpy as np
@@ -25,10 +26,9 @@ from tensoropt.program.pass_memory import peak_together
 from tensoropt.program.schedule import StepOrder
 from tensoropt.report.differences import differences, differences_text
 from tensoropt.report.frontier_rows import FrontierRows
-from tensoropt.search.asked import WORTH_STAGES, WORTH_TRYING
-from tensoropt.search.candidates.joined_frontier import why_too_large
+from tensoropt.search.candidates.staged_frontier_points import why_too_large
 from tensoropt.search.options import _fastest
-from tensoropt.search.request import Request
+from tensoropt.search.request import WORTH_STAGES, WORTH_TRYING, Request
 from tensoropt.search.stages import memory as stage_memory
 from tensoropt.search.stages.memory import StageCosts, ends_of, is_divided, needed_bytes
 from tensoropt.search.stages.points import SearchedStages
@@ -63,7 +63,7 @@ def test_the_frontier_with_stages_is_nowhere_above_the_one_without(name: str, li
     (alone, *_) = fastest_that_fits(request(name, link), 4)[1]
     for number, point in enumerate(alone.points):
         n_bytes = alone.peak_bytes(number)
-        assert any(each.peak_bytes <= n_bytes and each.costs_ns[0] <= point.time_us * 1e3 for each in found.points_of)
+        assert any(each.peak_bytes <= n_bytes and each.time_us <= point.time_us for each in found.points_of)
     assert list(np.diff(found.costs.mem_bytes) > 0) == list(np.diff(found.costs.time_ns) < 0) == [True] * (len(found) - 1)
 
 
@@ -232,19 +232,21 @@ def test_a_limit_is_kept_and_the_point_below_it_is_taken(everything: bool) -> No
     for point in (whole.points_of[len(whole) // 2], whole.points_of[0])[: 2 if everything else 1]:
         found = find_with_stages(replace(request("mlp", micro_batches=4), limit_bytes=point.peak_bytes), 4, (1, 2))
         plan = found.plan(found.fastest_within(point.peak_bytes))
-        assert plan.peak_bytes <= point.peak_bytes and plan.time_us * 1e3 <= point.costs_ns[0] + 1
+        assert plan.peak_bytes <= point.peak_bytes and plan.time_us <= point.time_us + 1e-3
     assert whole.at(whole.points_of[0].peak_bytes).peak_bytes == whole.points_of[0].peak_bytes
 
 
 def test_on_measured_hardware_stages_must_be_predicted_to_save_more_than_predictions_are_off() -> None:
     asked, staged = request("mlp", micro_batches=4), frontier("mlp", (2,))
     found = replace(frontier("mlp", (1, 2)), points_of=staged.points_of)  # as if all without stages were beaten
-    least_us = min(each.points[each.fastest_within(None)].time_us for each in found.without_stages)
+    alone = found.fastest_without_stages(None)
+    least_us = alone[0].points[alone[1]].time_us
 
     def answer(saved: float, request: Request) -> Plan:
         """Return the answer if the fastest plan with stages saves a share of the fastest without."""
         fastest = replace(staged.points_of[-1], time_us=(1 - saved) * least_us)
-        return _fastest(replace(found, points_of=(fastest,)), 0, "mini_time", request)
+        search = SimpleNamespace(request=request, alone=alone, alone_us=least_us)
+        return _fastest(search, replace(found, points_of=(fastest,)), 0, "mini_time", 0.0)
 
     assert len(answer(WORTH_STAGES - 0.005, asked).stages) == 2
     asked = replace(asked, hardware=replace(asked.hardware, measured=Origin("2026-11-26", "2.21.0", 1)))

@@ -16,11 +16,10 @@ from pipeline.staged import check_losses, layers
 from tensoropt.common.workers import Calls
 from tensoropt.ft import Budget
 from tensoropt.profiling.hardware import Origin, named
-from tensoropt.search.asked import WORTH_STAGES, WORTH_TRYING
 from tensoropt.search.candidates import by_bound
 from tensoropt.search.candidates.candidate import Cutting
 from tensoropt.search.options import find_answer, mini_time, profiling
-from tensoropt.search.request import Request
+from tensoropt.search.request import WORTH_STAGES, WORTH_TRYING, Request
 from tensoropt.search.search_problem import ProblemSearch
 from tensoropt.tools.cli.main import main
 
@@ -53,7 +52,7 @@ def test_stages_are_taken_where_they_pay_and_say_why() -> None:
     assert "2 stages are predicted to take" in plan.why_stages and plan.why_stages in plan.brief()
     assert plan.why_stages in plan.frontier.summary()
     all_searched = find_with_stages(request(), 2, (1, 2))
-    assert plan.time_us <= 1.02 * all_searched.points_of[-1].costs_ns[0] / 1e3
+    assert plan.time_us <= 1.02 * all_searched.points_of[-1].time_us
     check_losses(plan, recorded())
 
 
@@ -83,7 +82,7 @@ def test_plans_are_the_same_where_a_worker_searches_all_stages(
     counts: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = find_with_stages(request(), 2, counts)
-    monkeypatch.setattr("tensoropt.search.candidates.alike_stages.WORTH_WORKERS", 1)
+    monkeypatch.setattr("tensoropt.search.candidates.search_cut.WORTH_WORKERS", 1)
     added = Calls.add
     monkeypatch.setattr(Calls, "_make", lambda *given: False)  # this process would be faster than its start
     monkeypatch.setenv("TENSOROPT_WORKERS", "2")

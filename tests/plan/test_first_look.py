@@ -11,8 +11,9 @@ from helpers.searches import fastest_that_fits
 from tensoropt.profiling.hardware import named
 from tensoropt.search import first_look as looks
 from tensoropt.search.first_look import first_look, held_anyway
+from tensoropt.search.frontiers.find_frontier import searched
 from tensoropt.search.options import mini_time, profiling
-from tensoropt.search.request import ONCE, Request, micro_batches_to_look_at, searched
+from tensoropt.search.request import ONCE, Request
 from tensoropt.tools.offline import record
 
 
@@ -23,7 +24,7 @@ def test_no_plan_is_below_the_bound_and_each_plan_looked_at_fits(name: str, monk
     model = record(lambda: getattr(small, name)().loss, name, "adam").model
     said: list[str] = []
     request = Request(model, named("v100-2x2"), 1, budget=ONCE, tell=said.append)
-    counts = micro_batches_to_look_at(request, 4)
+    counts = request.micro_batches_to_look_at(4)
     whole = [searched(replace(request, micro_batches=n), 4) for n in (counts[0], counts[-1])]
     held, peaks = held_anyway(request, whole, counts), []
     for bound, n, found in zip(held, (counts[0], counts[-1]), whole, strict=False):

@@ -154,7 +154,7 @@ def test_a_limit_succeeds_at_the_least_and_fails_a_byte_below(found, whole):
 
 def test_a_loaded_frontier_asked_for_another_limit_gives_a_plan_that_runs(whole, monkeypatch):
     expected = losses(built(parallelism=1))
-    monkeypatch.setattr("tensoropt.search.request.find_frontier", lambda *args: pytest.fail("searched"))
+    monkeypatch.setattr("tensoropt.search.frontiers.find_frontier.find_frontier", lambda *args: pytest.fail("searched"))
     frontier = tensoropt.load_frontier(whole)
     for plan in (frontier.at(frontier.peak_bytes(1)), frontier.turning_point()):
         begin()

@@ -16,12 +16,13 @@ from tensoropt.common.memory_units import memory_text
 from tensoropt.costs.held_bytes import least_held_bytes
 from tensoropt.profiling.hardware import named
 from tensoropt.search import infeasible as suggestions
-from tensoropt.search import request as requests
 from tensoropt.search.batch_size import batch_that_fits
 from tensoropt.search.candidates import by_bound
+from tensoropt.search.frontiers.find_frontier import searched as search
 from tensoropt.search.frontiers.model_frontier import ModelFrontier
+from tensoropt.search.infeasible import frontiers
 from tensoropt.search.options import find_answer, mini_time, profiling
-from tensoropt.search.request import OF_CURVE, Request, frontiers
+from tensoropt.search.request import OF_CURVE, ONCE, Request
 from tensoropt.sharding.model import Model
 from tensoropt.tools.offline import record
 
@@ -40,7 +41,6 @@ def perceptron(batch: int = 64, hidden: int = 64) -> Model:
 
 
 FOUND: dict[tuple[object, ...], tuple[Model, ModelFrontier]] = {}
-search = requests.searched
 
 
 def searched(asked: Request, parallelism: int, *_: object) -> ModelFrontier:
@@ -67,7 +67,7 @@ def request(model: Model, **asked: object) -> Request:
 def _time_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message doesn't depend on how busy the machine is; what is searched again is taken from before."""
     monkeypatch.setattr(suggestions, "LEAST_S", 600.0)
-    monkeypatch.setattr(requests, "searched", searched)
+    monkeypatch.setattr(suggestions, "searched", searched)
 
 
 def said(asked: Request, parallelism: int, limit: int) -> str:
@@ -236,14 +236,14 @@ def test_limits_below_the_held_memory_are_refused_without_a_search(model: Model,
     held, asked = least_held_bytes(model.graph, 4), []
     whole = searched(request(model), 4)
     assert all(held <= whole.peak(point).n_bytes for point in range(len(whole)))
-    for module in (requests, by_bound):
+    for module in (suggestions, by_bound):
         monkeypatch.setattr(module, "searched", lambda *given: asked.append(given[0].micro_batches) or searched(*given))
     best, tried = fastest_that_fits(open_request(model, limit_bytes=held - 1), 4)
     assert best is None and len(tried) == 1 and asked == [None]
     asked.clear()
     text = said(open_request(model), 4, 1000)
     assert asked == [None, 16, 64]
-    needs = {n: least(searched(request(model, micro_batches=n, budget=requests.ONCE), 4)) for n in (16, 64)}
+    needs = {n: least(searched(request(model, micro_batches=n, budget=ONCE), 4)) for n in (16, 64)}
     n = min(needs, key=lambda each: needs[each])
     assert needs[n] < least(whole)
     told = f"{needs[n]:,} bytes ({memory_text(needs[n])}) per device in {n} micro-batches, "
@@ -254,7 +254,7 @@ def test_limits_below_the_held_memory_are_refused_without_a_search(model: Model,
 def test_where_nothing_fits_the_most_micro_batches_say_so(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two searches, whatever the batch; what they find to be the least is found again where it is asked for."""
     asked: list[int | None] = []
-    for module in (requests, by_bound):
+    for module in (suggestions, by_bound):
         monkeypatch.setattr(module, "searched", lambda *given: asked.append(given[0].micro_batches) or searched(*given))
     held = least_bytes_in_micro_batches(model, 4)
     best, tried = fastest_that_fits(open_request(model, limit_bytes=held - 1), 4)

@@ -59,7 +59,7 @@ def test_a_plan_comes_back_as_it_was(planned, file):
 
 def test_a_loaded_plan_runs_without_a_search_and_gives_the_same_losses(file, monkeypatch):
     expected = losses(built(force=FORCED))
-    monkeypatch.setattr("tensoropt.search.request.find_frontier", lambda *args: pytest.fail("searched"))
+    monkeypatch.setattr("tensoropt.search.frontiers.find_frontier.find_frontier", lambda *args: pytest.fail("searched"))
     for plan in (str(file), file, tensoropt.load_plan(file)):
         begin()
         model = network()

@@ -17,8 +17,8 @@ from tensoropt.lowering.gradient_analysis import analyse
 from tensoropt.plan.scaling_curve import configurations
 from tensoropt.profiling.hardware import named, resolve
 from tensoropt.report.curve_frontier import unbeaten
-from tensoropt.search.asked import Request
 from tensoropt.search.options import profiling
+from tensoropt.search.request import Request
 from tensoropt.sharding.micro_batches import with_batch
 from tensoropt.sharding.model import Model
 from tensoropt.tools.cli.main import main

@@ -82,7 +82,7 @@ def test_the_costs_of_a_problem_are_those_of_the_program(
     model = zoo.record(function, "momentum")
     mesh = hardware.mesh(hardware.n_devices)
     costing = costing_of(model.model, hardware, mesh)
-    builder = ProblemBuilder(model.graph, model.model.backward, costing, mesh, FULL, {}, choices=Choices(reuse=True))
+    builder = ProblemBuilder(costing, mesh, FULL, {}, choices=Choices(reuse=True))
     path_finder, held, again, idle = PathFinder(costing.reshardings.steps), 0, 0, 0
     for built in filter(None, (builder.build(), builder.build_rematerializing())):
         for seed in range(60 if everything else 20):

@@ -20,8 +20,9 @@ from tensoropt.profiling.hardware import Hardware
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import configs, why_invalid
 from tensoropt.search.candidates.whole_frontier import frontier_of_whole
+from tensoropt.search.frontiers.find_frontier import searched
 from tensoropt.search.options import find_answer
-from tensoropt.search.request import OF_CURVE, Request, searched
+from tensoropt.search.request import OF_CURVE, Request
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.strategy import StrategyView
 

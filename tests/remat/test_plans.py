@@ -20,7 +20,7 @@ from tensoropt import zoo
 from tensoropt.common.errors import InputError
 from tensoropt.ft import INFEASIBLE, Budget
 from tensoropt.ft.pareto import reduce_unsorted
-from tensoropt.plan.consistency import check_reshardings
+from tensoropt.plan.build import check_reshardings
 from tensoropt.profiling.hardware import named
 from tensoropt.tools.offline import record
 

@@ -14,6 +14,7 @@ from helpers.timelines import tasks_of
 import tensoropt
 from tensoropt.common.formats import FRONTIER
 from tensoropt.ft.problem import INFEASIBLE
+from tensoropt.plan.points import thinned
 from tensoropt.report.explanation import layer_costs, memory_parts, time_parts
 from tensoropt.report.frontier_rows import FrontierRows
 from tensoropt.report.measured import COMPARED
@@ -22,7 +23,6 @@ from tensoropt.report.page_data import frontier_of_stage, report_data
 from tensoropt.report.plan_rows import SOURCES
 from tensoropt.report.reading import read_frontier, read_points
 from tensoropt.report.sentences import MOST_DIFFERENCES, time_text
-from tensoropt.search.candidates.whole_frontier import MOST_POINTS, viewed_points
 from tensoropt.search.frontiers.decisions import _slope
 from tensoropt.tools.cli.main import main
 
@@ -154,9 +154,9 @@ def test_another_choice_is_the_cheapest_of_all_with_the_copies_around_it(found, 
 
 
 def test_which_points_have_their_step_stored():
-    assert viewed_points(5, {2}) == [0, 1, 2, 3, 4]
-    stored = viewed_points(6000, {17, 5999})
-    assert len(stored) <= MOST_POINTS and {0, 17, 5999} <= set(stored)
+    assert thinned(5, {2}, 20, 19) == [0, 1, 2, 3, 4]
+    stored = thinned(6000, {17, 5999}, 20, 18)
+    assert len(stored) <= 20 and {0, 17, 5999} <= set(stored)
 
 
 def test_the_embedded_data_is_that_of_json(detailed, tmp_path, capsys, data):

@@ -7,9 +7,9 @@ os.environ["TF_NUM_INTRAOP_THREADS"] = "1"
 import tensoropt
 from tensoropt.profiling.hardware import named
 from tensoropt.runtime.measuring.local_hardware import prepared_processes
-from tensoropt.search.asked import Request
 from tensoropt.search.candidates.whole_frontier import frontier_of_whole
 from tensoropt.search.frontiers.find_frontier import find_frontier
+from tensoropt.search.request import Request
 from tensoropt.tools.offline import record
 from tensoropt.tools.plan_check import check_plan
 

@@ -15,8 +15,7 @@ import tensoropt
 from tensoropt import zoo
 from tensoropt.common.errors import InputError
 from tensoropt.ft import INFEASIBLE, Frontier
-from tensoropt.plan.build import cost_entries
-from tensoropt.plan.consistency import check_reshardings
+from tensoropt.plan.build import check_reshardings, cost_entries
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 from tensoropt.sharding.resharding import PlainCosts

@@ -16,7 +16,6 @@ from tensoropt.costs.model_costs import costing_of
 from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.profiling.hardware import Hardware, named
 from tensoropt.program.simulator import StepActions, network_of
-from tensoropt.search.baselines.task import BaselineTask
 from tensoropt.search.flexflow import monte_carlo
 from tensoropt.search.flexflow.monte_carlo import MonteCarloResult, SearchLimits
 from tensoropt.search.flexflow.simulated_position import Neighbours, Position
@@ -24,6 +23,7 @@ from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.search.problem.config_space import COMPACT, Assignments, states_of
 from tensoropt.search.problem.fusion_groups import FusionGroup
 from tensoropt.search.problem.strategy_problem import StrategyProblem
+from tensoropt.search.task import BaselineTask
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.resharding import PathFinder
 from tensoropt.tools.offline import record
@@ -63,7 +63,7 @@ def task_of(name: str, hardware: Hardware, seed: int | None = None, most: int = 
                 possible[key] = states_of(COMPACT, node, task.rules, mesh)
             return chosen.get(key, possible[key][:1])
 
-        return ProblemBuilder(model.graph, model.backward, costing, mesh, COMPACT, states=few).build()
+        return ProblemBuilder(costing, mesh, COMPACT, states=few).build()
 
     build({})  # which tells what states there are
     rng = random.Random(seed)

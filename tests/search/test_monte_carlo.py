@@ -14,12 +14,12 @@ from tensoropt.common.errors import InputError
 from tensoropt.ft import search as search_frontier
 from tensoropt.profiling.hardware import Hardware, named
 from tensoropt.program.simulator import network_of
-from tensoropt.search.baselines.task import BaselineTask
 from tensoropt.search.flexflow import monte_carlo
 from tensoropt.search.flexflow.monte_carlo import MonteCarloResult, SearchLimits, Walk, acceptance
 from tensoropt.search.options import mini_time
 from tensoropt.search.problem.config_space import COMPACT
 from tensoropt.search.request import Request
+from tensoropt.search.task import BaselineTask
 
 
 def found_by(task: BaselineTask, hardware: Hardware, limits: SearchLimits) -> MonteCarloResult:

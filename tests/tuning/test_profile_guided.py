@@ -26,10 +26,10 @@ from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, configs
 from tensoropt.runtime.measuring.operator_timer import OperatorTimer, OperatorTrial, Timed
 from tensoropt.runtime.ranks import Processes
-from tensoropt.search.asked import Request
 from tensoropt.search.baselines import data_parallel
-from tensoropt.search.baselines.task import BaselineTask
 from tensoropt.search.options import find_answer, mini_time
+from tensoropt.search.request import Request
+from tensoropt.search.task import BaselineTask
 from tensoropt.tuning.planned_parts import part_of, parts_of, work_of
 from tensoropt.tuning.profile_guided import NEGLIGIBLE, MeasuredSearch, _data_parallel_part, find_measured, parse_budget
 

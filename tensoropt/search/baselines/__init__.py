@@ -1,6 +1,6 @@
 """Find the strategies that other algorithms choose, under the same costs.
 
-Each algorithm is a module with a function ``search(task) -> BaselineResult`` (see :mod:`.task`). Each has a space of
+Each algorithm is a module with a function ``search(task) -> BaselineResult`` (see :mod:`..task`). Each has a space of
 its own, within which its result is exact; OptCNN's is the space that the frontier is searched in.
 
 | name | module | result |
@@ -16,28 +16,9 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import replace
-from types import MappingProxyType
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .task import BaselineResult, BaselineTask
-
-BASELINES = ("data-parallel", "one-weird-trick", "optcnn", "tofu", "mesh-tensorflow")
-MONTE_CARLO, FT_SIMULATED, MONTE_CARLO_SECONDS = "mcmc", "ft-simulated", 60.0
-BY_SIMULATION = (MONTE_CARLO, FT_SIMULATED)
-"""FlexFlow's search, :mod:`..flexflow.monte_carlo`, and the same from the frontier on: their cost is the simulated step, so
-they aren't searches under the same costs."""
-OTHERS = (*BASELINES, *BY_SIMULATION)
-"""The algorithms that decide by themselves what is split: they take no ``force``, micro-batches or objectives."""
-SPACES = MappingProxyType(
-    {
-        "data-parallel": "data-parallel: one strategy, which splits the batch everywhere",
-        "one-weird-trick": "one-weird-trick: one strategy, which splits dense layers by output, all else by batch",
-        "tofu": "tofu: all tensors split over all devices, axis by axis",
-        "mesh-tensorflow": "mesh-tensorflow: each logical dimension split the same way everywhere",
-    }
-)
-"""The spaces of the baselines that have their own, in words."""
+from ..algorithms import BASELINES, SPACES
+from ..task import BaselineResult, BaselineTask
 
 
 def search_baseline(task: BaselineTask, algorithm: str) -> BaselineResult:

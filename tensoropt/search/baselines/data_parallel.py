@@ -8,9 +8,8 @@ devices. Where the batch is too short, or isn't divisible where it must be, it i
 from __future__ import annotations
 
 from ...rules.rule import Config
+from ..task import BaselineResult, BaselineTask, of_one_strategy
 from .dimensions import batch_dimension, by_operator, config_of, logical_dimensions, longest_split
-from .one_strategy import of_one_strategy
-from .task import BaselineResult, BaselineTask
 
 
 def search(task: BaselineTask) -> BaselineResult:

@@ -24,8 +24,8 @@ from ...ft import Frontier
 from ...ft.pareto import product, reduce_unsorted, union
 from ...rules.rule import Config
 from ..problem.strategy_problem import StrategyProblem
+from ..task import BaselineResult, BaselineTask
 from .naming import MOST_ASSIGNMENTS, Ints, Naming
-from .task import BaselineResult, BaselineTask
 
 Columns = tuple[int, ...]
 
@@ -99,10 +99,6 @@ class _Restricted:
             states.append((columns, index))
         return cls(task.among(configs), naming, states, combined)
 
-    @property
-    def n_operators(self) -> int:
-        return len(self.states)
-
     def frontier(self) -> Frontier:
         """Return the frontier of all assignments."""
         self._add_copies()
@@ -122,14 +118,14 @@ class _Restricted:
 
     def _at(self, node: int, assignments: Ints) -> Ints:
         """Return a node's state in each of some assignments; a training step's node has only one state."""
-        if node >= self.n_operators:
+        if node >= len(self.states):
             return np.zeros(len(assignments), np.intp)
         columns, index = self.states[node]
         return index[self.combinations[columns].of[assignments]]
 
     def _names_of(self, *nodes: int) -> Columns:
         """Return the names on which some nodes together depend, and store their combinations."""
-        node_columns = (self.states[node][0] for node in nodes if node < self.n_operators)
+        node_columns = (self.states[node][0] for node in nodes if node < len(self.states))
         columns = tuple(sorted({column for columns_ in node_columns for column in columns_}))
         if columns not in self.combinations:
             self.combinations[columns] = _combinations(self.naming, columns)
@@ -188,7 +184,7 @@ class _Restricted:
         """Return the states of all nodes under an assignment, with the fastest copies."""
         assignments = np.array([assignment])
         states = np.zeros(len(self.built.problem.nodes), np.int32)
-        for node in range(self.n_operators):
+        for node in range(len(self.states)):
             states[node] = self._at(node, assignments)[0]
         for copies in self.copies:
             states[copies.node] = _fastest(copies)[self.combinations[copies.columns].of[assignment]]

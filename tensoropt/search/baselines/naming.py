@@ -22,8 +22,8 @@ from ...ir.graph import Operator
 from ...reschedule.layout import Axes
 from ...reschedule.mesh import Mesh
 from ...rules.rule import Config
+from ..task import BaselineTask
 from .dimensions import Dimension, by_operator, config_of, logical_dimensions
-from .task import BaselineTask
 
 MOST_GROUPS = 3
 MOST_ASSIGNMENTS = 1 << 15

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from ...ir.graph import VARIABLE, Operator
 from ...rules.rule import Config, Rule
+from ..task import BaselineResult, BaselineTask, of_one_strategy
 from . import data_parallel
 from .dimensions import config_of
-from .one_strategy import of_one_strategy
-from .task import BaselineResult, BaselineTask
 
 PRODUCTS = frozenset("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum".split())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...ft.reference.optcnn import least_time
-from .task import BaselineResult, BaselineTask
+from ..task import BaselineResult, BaselineTask
 
 
 def search(task: BaselineTask) -> BaselineResult:

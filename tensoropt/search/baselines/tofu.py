@@ -22,8 +22,7 @@ import math
 from ...ft.problem import Problem
 from ...ft.weighted.weighted_search import Least, WeightedSearch
 from ...rules.rule import NONE, Config, Rule, why_invalid
-from .one_strategy import point_of
-from .task import BaselineResult, BaselineTask
+from ..task import BaselineResult, BaselineTask, point_of
 
 TIME_COUNTS = 1e-6
 """The weight of time against memory, each as a share of its maximum: all of the time is worth this share of memory."""

@@ -33,19 +33,16 @@ from ...ft import ALGORITHMS
 from ...plan.frontier import Frontier
 from ...program.schedule import ONE_FORWARD_ONE_BACKWARD
 from ...report.sentences import time_text
-from ..asked import must_be_tried
-from ..frontiers.find_frontier import SearchInterrupted
+from ..frontiers.find_frontier import SearchInterrupted, fastest_fits, searched
 from ..frontiers.model_frontier import ModelFrontier
-from ..request import ONCE, Request, fastest_fits, searched
+from ..request import ONCE, Request
 from ..stages.memory import StageCosts
 from ..stages.placement import placement
 from ..stages.points import SearchedStages, SearchedWhole
-from .alike_stages import AlikeStages
 from .bounds import bound_of_cut, bound_of_whole, points_of
 from .candidate import WORTH_AT_ONCE, Candidate, Cutting, possible_micro_batches
-from .joined_frontier import frontier_of, why_too_large
-from .search_cut import search_ahead, search_cut
-from .staged_frontier_points import PlanPoint
+from .search_cut import AlikeStages, search_ahead, search_cut
+from .staged_frontier_points import PlanPoint, frontier_of, why_too_large
 
 
 @dataclass(eq=False)
@@ -255,7 +252,7 @@ class Best:
             return []
         if candidate.cut is None:
             return self._cut(candidate)
-        if self.worth is not None and must_be_tried(request):
+        if self.worth is not None and request.must_be_tried:
             search.hint = (
                 f"{count} stages may take {time_text(candidate.least_us)} a step, where "
                 f"{time_text(search.alone_us)} is predicted without; give a profile_budget to try both"

@@ -20,8 +20,8 @@ from ...program.interleaved import INTERLEAVED
 from ...program.schedule import least_in_flight
 from ...sharding.model import Model
 from ...sharding.stages import Stages
-from ..asked import Request
 from ..problem.choices import ACCUMULATE, REMAT
+from ..request import Request
 from ..stages.cuts import Cut, balanced
 from ..stages.needs import StageNeeds
 from ..stages.placement import allowed, elsewhere, why_not_placed

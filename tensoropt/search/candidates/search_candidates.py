@@ -18,24 +18,25 @@ from contextlib import closing
 from dataclasses import replace
 
 from ...common.errors import InputError
+from ...common.garbage import older_objects_kept
 from ...common.memory_units import memory_text
 from ...costs.held_bytes import least_held_bytes, least_summed_bytes
 from ...costs.objectives import MEMORY_TIME
 from ...ft import ALGORITHMS
 from ...ir.graph import VARIABLE
 from ...plan.frontier import Frontier
-from ...program.schedule import ONE_FORWARD_ONE_BACKWARD
+from ...program.interleaved import INTERLEAVED
+from ...program.schedule import ONE_FORWARD_ONE_BACKWARD, check_schedule
 from ...report.sentences import time_text
 from ...sharding.model import Model
-from ..asked import must_be_tried
 from ..first_look import first_look
-from ..problem.choices import STAGES
-from ..request import Request, may_use_micro_batches, micro_batches_to_look_at, most_micro_batches
-from ..stages.points import SearchedWhole
+from ..problem.choices import ACCUMULATE, STAGES
+from ..request import Request, most_micro_batches
+from ..stages.placement import fewest_stages
+from ..stages.points import SearchedStages, SearchedWhole
 from .by_bound import Best, Fit, SearchState, by_bound, opened
 from .candidate import Candidate, possible_micro_batches
-from .joined_frontier import frontier_of
-from .staged_frontier_points import PlanPoint
+from .staged_frontier_points import PlanPoint, frontier_of
 from .whole_frontier import frontier_of_whole
 
 MOST_STAGES = 8
@@ -47,7 +48,7 @@ class CandidateSearch(SearchState):
     def search_all(self) -> CandidateSearch:
         """Search what is asked for; if that is no number of stages, also stages that nobody asked for."""
         with closing(self.alike):
-            may_pay = may_take_stages(self.request, self.parallelism) and not must_be_tried(self.request)
+            may_pay = may_take_stages(self.request, self.parallelism) and not self.request.must_be_tried
             if self.counts is not None or (may_pay and self._machines()):
                 self.alike.start_workers(self.request)
             if self.counts is None:
@@ -64,11 +65,11 @@ class CandidateSearch(SearchState):
     def search_whole(self, staged: Sequence[Candidate] = ()) -> None:
         """Search plans without stages, and candidates in stages that are asked for beside these."""
         request, limit, best = self.request, self.request.limit_bytes, Best(self)
-        look = first_look(request, self.parallelism, micro_batches_to_look_at(request, self.parallelism))
+        look = first_look(request, self.parallelism, request.micro_batches_to_look_at(self.parallelism))
         held_bytes = least_held_bytes(request.model.graph, self.parallelism)
         first = Candidate(1, request.micro_batches or 1, least_bytes=held_bytes)
         smallest, sliced = list[Candidate](), list[Candidate]()
-        if may_use_micro_batches(request) and (max_slices := most_micro_batches(request.model, self.parallelism)):
+        if request.may_use_micro_batches and (max_slices := most_micro_batches(request.model, self.parallelism)):
             summed_bytes = least_summed_bytes(request.model.in_micro_batches(2), self.parallelism)
             smallest = [Candidate(1, n, least_bytes=held_bytes + summed_bytes) for n in max_slices]
             sliced = [replace(smallest[0], micro_batches=1 << i) for i in range(1, max(max_slices).bit_length())]
@@ -184,6 +185,97 @@ class CandidateSearch(SearchState):
         frontier = self.fits if frontier.fastest_within(limit) is None and self.fits is not None else frontier
         assert limit is not None
         return replace(frontier, why_stages=f"no plan without stages fits {memory_text(limit)}")
+
+
+@older_objects_kept()
+def search_with_stages(request: Request, parallelism: int) -> CandidateSearch:
+    """Search plans with the numbers of stages that a request asks for; unasked whatever is best.
+
+    They needn't be within the memory limit, see :func:`.why_too_large`. A number that isn't possible beside
+    others that are is left out; the frontier says so.
+
+    Raises:
+        InputError: none of the numbers is possible, or the request has what can't be combined with stages.
+    """
+    search, schedule = CandidateSearch(request, parallelism), request.schedule
+    if not request.asks_for_stages:
+        if schedule is not None:
+            raise InputError(f"schedule={schedule!r} is the order in which stages run; give stages=2 or more with it")
+        return search.search_all()
+    if schedule is not None:
+        check_schedule(schedule)
+    placed = search.cutting.placed
+    if placed and schedule == INTERLEAVED:
+        raise InputError(
+            "schedule='interleaved' has stages share their devices, and operators are placed; leave one of the two"
+        )
+    search.counts = _allowed_counts(request, fewest_stages(placed, parallelism) if placed else 1)
+    search.search_all()
+    if not search.cuts and not search.whole:
+        raise InputError(search.left_out[0])
+    search.left_out += _why_beaten(search)
+    if search.cuts and request.micro_batches is None and all(cut.micro_batches == 1 for cut in search.cuts):
+        search.left_out += _why_at_once(request, search.cuts)
+    return search
+
+
+def _allowed_counts(request: Request, fewest: int) -> tuple[int, ...]:
+    """Return the numbers of stages that a request asks for, of those that go with its placement.
+
+    Raises:
+        InputError: it has what can't be combined with stages.
+    """
+    requested = request.stages or (fewest,)
+    if fewest > 1 and set(requested) == {1}:
+        raise InputError(f"stages=1 is asked for, and operators are placed in {fewest} stages; leave one of the two")
+    counts = tuple(count for count in requested if count > 1 or fewest == 1)
+    option = f"stages={counts[0] if len(counts) == 1 else counts}"
+    if STAGES in request.without:
+        if 1 not in counts:
+            raise InputError(f"{option} is asked for, and to do without '{STAGES}'; leave one of the two")
+        return (1,)
+    if max(counts) > 1:
+        if request.objectives != MEMORY_TIME:
+            raise InputError(
+                f"{option} trades memory and time, got the objectives {','.join(request.objectives)}; leave one of the two"
+            )
+        if request.algorithm not in ALGORITHMS:
+            raise InputError(
+                f"algorithm '{request.algorithm}' knows no stages; leave out {option}, or search with {ALGORITHMS[0]}"
+            )
+        if request.hardware.topology is not None and request.hardware.topology.is_uneven:
+            raise InputError(f"{option} isn't searched on devices of unequal speed, as {request.hardware.name} has")
+        if request.model.graph.late:
+            request.model.in_micro_batches(2)  # says why not
+        if (n_steps := len(request.model.graph.train_steps)) > 1:
+            raise InputError(f"{option} is for one training step, and the model has {n_steps}; record one, or use stages=1")
+    return counts
+
+
+def _why_beaten(search: CandidateSearch) -> list[str]:
+    """Return which numbers of stages and of micro-batches weren't searched, as others are predicted to be better."""
+    pairs, counts = {(cut.stages.n, cut.micro_batches) for cut in search.cuts}, dict[int, list[str]]()
+    for count, n in sorted(search.bounds_us):
+        counts.setdefault(count, []).extend([str(n)] if n > 1 and (count, n) not in pairs else [])
+    searched_counts = {count for count, _ in pairs}
+    options = [
+        f"{count} stages" + (f" in {' or '.join(slices)} micro-batches" if count in searched_counts else "")
+        for count, slices in counts.items()
+        if slices or count not in searched_counts
+    ]
+    return [f"{option} are predicted to be beaten by what was searched" for option in options]
+
+
+def _why_at_once(request: Request, cuts: Sequence[SearchedStages]) -> list[str]:
+    """Return why stages take the batch at once, where that wasn't asked for."""
+    if ACCUMULATE in request.without:
+        return []
+    try:
+        request.model.in_micro_batches(2)
+    except InputError as error:
+        branches = ", but for branches" if any(any(cut.stages.early) for cut in cuts) else ""
+        return [f"stages run one after the other{branches}, on the whole batch: {error}"]
+    return []
 
 
 def may_take_stages(request: Request, parallelism: int) -> bool:

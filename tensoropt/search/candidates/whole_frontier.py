@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -12,26 +13,20 @@ from ...common.progress import Progress
 from ...costs.held_bytes import least_held_bytes
 from ...ft import InfeasibleError
 from ...plan.frontier import Frontier
+from ...plan.plan import Plan
+from ...plan.points import thinned
 from ..frontiers.compress import shared_parts
-from ..frontiers.details import of_operators, view_of
-from ..frontiers.find_frontier import find_baseline
+from ..frontiers.decisions import of_operators, view_of
+from ..frontiers.find_other import find_baseline
 from ..frontiers.model_frontier import ModelFrontier
 from ..stages.points import SearchedWhole
 from .staged_frontier_points import PlanPoint
 
 MOST_POINTS = 20
+"""The most points whose steps are stored."""
 STORED_BASELINES = ("data-parallel", "optcnn", "tofu", "mesh-tensorflow")
 COMPARED = "data-parallel"
 """The baseline whose plan is stored too, for what differs from it."""
-
-
-def viewed_points(n_points: int, required: set[int]) -> list[int]:
-    """Return the points whose steps are stored: all of few, else those that are wanted, the ends, some evenly between."""
-    if n_points <= MOST_POINTS:
-        return list(range(n_points))
-    n_between = max(2, MOST_POINTS - len(required))
-    evenly = {round(i * (n_points - 1) / (n_between - 1)) for i in range(n_between)}
-    return sorted(required | evenly)
 
 
 def frontier_of_whole(frontier: ModelFrontier, assumed: Mapping[str, Any] = MappingProxyType({})) -> Frontier[PlanPoint]:
@@ -58,6 +53,12 @@ def frontier_of_whole(frontier: ModelFrontier, assumed: Mapping[str, Any] = Mapp
     )
 
 
+def plan_beside(frontier: Frontier[Any], whole: ModelFrontier, number: int, option: str) -> Plan:
+    """Return the plan of a point of a model that isn't cut, which is taken though it is no point of a frontier."""
+    plan = frontier_of_whole(whole, frontier.assumed).plan(number, option)
+    return replace(plan, frontier=frontier, frontier_text=frontier.table(), point=None)
+
+
 def details_of(
     frontier: ModelFrontier,
     model: str = "",
@@ -77,7 +78,7 @@ def details_of(
     """
     graph = frontier.model.graph.full_batch
     required = {frontier.turning_number, *(() if chosen is None else (chosen,))}
-    points = viewed_points(len(frontier), required)
+    points = thinned(len(frontier), required, MOST_POINTS, MOST_POINTS - len(required))
     views = {}
     for i, point in enumerate(points):
         if progress is not None:

@@ -29,16 +29,21 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
-from ...ft import Frontier, LowerBound
-from ...program.simulator import Network, StepActions
+from ...costs.objectives import MEMORY_TIME
+from ...ft import ALGORITHMS, Budget, Frontier, LowerBound
+from ...profiling.hardware import Hardware
+from ...program.simulator import Network, StepActions, network_of
 from ...sharding.resharding import PathFinder
-from ..baselines import FT_SIMULATED, MONTE_CARLO, MONTE_CARLO_SECONDS, data_parallel, one_weird_trick
-from ..baselines.task import BaselineTask
+from ..algorithms import FT_SIMULATED, MONTE_CARLO, MONTE_CARLO_SECONDS
+from ..baselines import data_parallel, one_weird_trick
 from ..problem.strategy_problem import StrategyProblem
+from ..search_problem import ProblemSearch
+from ..task import BaselineTask
 from .simulated_position import Neighbours, Position, States
 
 LEAST, MOST_KEPT, EACH_REPORT = 1000, 64, 50
@@ -130,6 +135,15 @@ class MonteCarloResult:
 def acceptance(beta: float, cost_ns: int, proposed_ns: int) -> float:
     """Return the probability with which a proposal is accepted: FlexFlow's Equation 1."""
     return min(1.0, math.exp(min(0.0, beta * (cost_ns - proposed_ns))))
+
+
+def find(task: BaselineTask, hardware: Hardware, algorithm: str, limits: SearchLimits) -> MonteCarloResult:
+    """Return what one of ``BY_SIMULATION`` finds for a task on some hardware."""
+    task = replace(task, built=task.full_problem())
+    progress, points = task.progress and partial(task.progress, "search"), None
+    if algorithm == FT_SIMULATED:
+        points = ProblemSearch(MEMORY_TIME, ALGORITHMS[0], progress, Budget()).plain(task.full_problem())
+    return search(task, network_of(hardware, task.mesh), limits, progress, points)
 
 
 def search(
@@ -242,15 +256,13 @@ class _Search:
                 changes = self.problem.moved_together(position.states, dict.fromkeys(twins, state))
             else:
                 changes = self.problem.moved(position.states, node, state, keeps_copies=rng.random() < 0.5)
-            added = self.problem.added(position.states, changes)
-            if added is None:
-                continue
-            if limit is not None and added.mem_bytes >= 0 and position.mem_bytes + added.mem_bytes > limit:
+            n_bytes = self.problem.added_bytes(position.states, changes)
+            if n_bytes is None or (limit is not None and n_bytes >= 0 and position.mem_bytes + n_bytes > limit):
                 continue
             cost_ns = position.tried(changes)
             must_shrink = limit is not None and position.mem_bytes > limit
             if must_shrink or luck < acceptance(beta, position.cost_ns, cost_ns):
-                position.keep(added.mem_bytes)
+                position.keep(n_bytes)
                 self._meet(walk, position)
 
     def _meet(self, walk: Walk, position: Position) -> None:

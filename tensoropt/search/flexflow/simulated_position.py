@@ -8,28 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
 from ...ft.problem import INFEASIBLE, Edge
-from ...program.simulator import DeltaSimulation, Network, StepActions, step_graph
+from ...program.simulator import Network, StepActions, step_graph
 from ...program.simulator.step_graph import StepGraph
 from ...rules.rule import Config, OperandSharding
 from ...sharding.model import Model
 from ...sharding.strategy import Strategy, StrategyView
-from ..baselines.task import BaselineTask
 from ..problem.strategy_problem import StrategyProblem
+from ..task import BaselineTask
+from .delta import DeltaSimulation
 
 States = tuple[int, ...]
 """The state of each node of the problem."""
-
-
-class Added(NamedTuple):
-    """The costs that a change adds to a strategy, by the sums of Equations (1) and (3)."""
-
-    mem_bytes: int
-    time_ns: int
 
 
 class Neighbours:
@@ -100,40 +93,32 @@ class Neighbours:
         self, copy: int, states: Sequence[int], changes: Mapping[int, int], copy_sharding: OperandSharding | None = None
     ) -> int:
         """Return the state of a shared copy that adds the least time, of those of an operand sharding if one is given."""
-        time_ns = self._time_of_copy(copy, states, changes)
-        if copy_sharding is not None:
-            is_kept = [sharding == copy_sharding for sharding in self.copies[copy].shardings]
-            time_ns = np.where(is_kept, time_ns, time_ns + np.int64(INFEASIBLE))
-        return int(np.argmin(time_ns))
-
-    def _time_of_copy(self, copy: int, states: Sequence[int], changes: Mapping[int, int]) -> np.ndarray:
-        """Return the time of each state of a shared copy, and of the edges to its neighbours: int64[S]."""
         time_ns = self.built.problem.nodes[copy].time_ns
         for _, edge in self.edges[copy]:
             if edge.source == copy:
                 time_ns = time_ns + edge.time_ns[:, changes.get(edge.target, states[edge.target])]
             else:
                 time_ns = time_ns + edge.time_ns[changes.get(edge.source, states[edge.source])]
-        return time_ns
+        if copy_sharding is not None:
+            is_kept = [sharding == copy_sharding for sharding in self.copies[copy].shardings]
+            time_ns = np.where(is_kept, time_ns, time_ns + np.int64(INFEASIBLE))
+        return int(np.argmin(time_ns))
 
-    def added(self, states: Sequence[int], changes: Mapping[int, int]) -> Added | None:
-        """Return what a strategy needs more with some nodes' states changed; None if it isn't allowed then."""
-        problem = self.built.problem
-        mem_bytes = time_ns = 0
+    def added_bytes(self, states: Sequence[int], changes: Mapping[int, int]) -> int | None:
+        """Return the memory of Equation (1) that a change of some nodes' states adds; None if it isn't allowed."""
+        problem, mem_bytes = self.built.problem, 0
         for node, state in changes.items():
             costs, state_before = problem.nodes[node], states[node]
             if costs.time_ns[state] >= INFEASIBLE:
                 return None
             mem_bytes += int(costs.mem_bytes[state]) - int(costs.mem_bytes[state_before])
-            time_ns += int(costs.time_ns[state]) - int(costs.time_ns[state_before])
         for edge in dict(item for node in changes for item in self.edges[node]).values():
             pair_before = states[edge.source], states[edge.target]
             pair = changes.get(edge.source, pair_before[0]), changes.get(edge.target, pair_before[1])
             if edge.time_ns[pair] >= INFEASIBLE:
                 return None
             mem_bytes += int(edge.mem_bytes[pair]) - int(edge.mem_bytes[pair_before])
-            time_ns += int(edge.time_ns[pair]) - int(edge.time_ns[pair_before])
-        return Added(mem_bytes, time_ns)
+        return mem_bytes
 
 
 @dataclass

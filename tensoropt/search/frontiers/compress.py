@@ -31,7 +31,8 @@ from ...plan.record import PlannedOperator
 from ...program.fast_peak import Columns
 from ...program.fast_peak.rows import Numbers
 from ...rules.registry import rule_of
-from ...rules.rule import Config, Interface, OperandSharding, Rule, interface_of
+from ...rules.rule import Config, Interface, OperandSharding, interface_of
+from ...rules.shardings import first_seen
 from ...sharding.resharding import PathFinder
 from ...sharding.strategy import Copy, Strategy, StrategyView
 from .model_frontier import ModelFrontier
@@ -81,23 +82,11 @@ def _beside_the_steps(frontier: ModelFrontier, configs: Mapping[str, Ints], numb
     reads = [op for op in graph.operators.values() if op.name not in configs]
     producers = [graph.producers[tensor.name] for op in reads for _, tensor in op.operands]
     leaders = {op.updates or op.name for op in [*producers, *reads]} & configs.keys()
-    firsts, rows = _distinct([configs[name] for name in sorted(leaders)] or [np.zeros(len(states), np.int32)])
+    columns = [configs[name] for name in sorted(leaders)] or [np.zeros(len(states), np.int32)]
+    firsts, rows = first_seen(np.stack(columns, axis=1), axis=0)
     steps = [frontier.built.strategy(states[point]) for point in firsts]
     strategies = [complete_configs(frontier.model, step, frontier.costing) for step in steps]
     return {op.name: np.array([numbers.of(step.configs[op.name]) for step in strategies], np.int32)[rows] for op in ops}
-
-
-def _distinct(columns: Sequence[Ints]) -> tuple[Ints, Ints]:
-    """Find the distinct rows of some columns.
-
-    Returns:
-        The first point of each combination that occurs, in ascending order, and for each point the index of its combination.
-    """
-    _, first, inverse = np.unique(np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    return first[order], rank[inverse.reshape(-1)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,9 +128,6 @@ class _PartsBuilder:
             for _, tensor in op.operands:
                 self._consumers.setdefault(tensor.name, []).append(op)
 
-    def _rule(self, name: str) -> Rule:
-        return self._rules[name]
-
     def _config(self, name: str, point: int) -> Config:
         config = self._values[self.numbered.configs[name][point]]
         assert isinstance(config, Config)
@@ -150,19 +136,20 @@ class _PartsBuilder:
     def _interface(self, name: str, point: int) -> Interface:
         key = name, int(self.numbered.configs[name][point])
         if key not in self._interfaces:
-            self._interfaces[key] = interface_of(self._rule(name), self._config(name, point))
+            self._interfaces[key] = interface_of(self._rules[name], self._config(name, point))
         return self._interfaces[key]
 
     def operator_part(self, op: Operator) -> StoredPart:
         """Return the part of an operator's rows: one choice per combination of config and being rematerialized or not."""
         is_remat = self.numbered.rematerialized.get(op.name)
-        firsts, choice = _distinct([self.numbered.configs[op.name], *([] if is_remat is None else [is_remat])])
+        columns = [self.numbered.configs[op.name], *([] if is_remat is None else [is_remat])]
+        firsts, choice = first_seen(np.stack(columns, axis=1), axis=0)
         pool = tuple(self._plan_operator(op, point).to_json() for point in firsts)
         return StoredPart(pool, tuple((i,) for i in range(len(pool))), choice)
 
     def _plan_operator(self, op: Operator, point: int) -> PlannedOperator:
         """Return the row of an operator at a point."""
-        rule, config, interface = self._rule(op.name), self._config(op.name, point), self._interface(op.name, point)
+        rule, config, interface = self._rules[op.name], self._config(op.name, point), self._interface(op.name, point)
         if op.name not in self.step_names:
             return PlannedOperator(op.name, op.type, config, interface.results, 0, 0.0)
         return planned_operator(self.costing, op, rule, config, interface, self._is_rematerialized(op.name, point))
@@ -183,7 +170,7 @@ class _PartsBuilder:
         columns = [self.numbered.configs[name] for name in names] + [self.numbered.shared[name] for name in shared]
         columns += [self.numbered.regathered[copy] for copy in regathered]
         columns += [self.numbered.rematerialized[name] for name in names if name in self.numbered.rematerialized]
-        firsts, combination = _distinct(columns)
+        firsts, combination = first_seen(np.stack(columns, axis=1), axis=0)
         pool: dict[CostEntry, int] = {}
         rows: list[Entry] = []
         choices: dict[tuple[int, ...], int] = {}
@@ -194,30 +181,21 @@ class _PartsBuilder:
             choice = []
             for entry in entries:
                 if entry not in pool:
-                    row = self._resharded(entry)
-                    pool[entry] = len(rows) if row else -1
-                    rows += [row] if row else []
+                    row = entry.planned(self._path_finder)
+                    pool[entry] = -1 if row is None else len(rows)
+                    rows += [] if row is None else [row.to_json()]
                 if pool[entry] >= 0:
                     choice.append(pool[entry])
             choice_of[number] = choices.setdefault(tuple(choice), len(choices))
         return StoredPart(tuple(rows), tuple(choices), choice_of[combination])
 
-    def _resharded(self, entry: CostEntry) -> Entry | None:
-        """Return the row of a resharding; None if its paths are empty."""
-        resharding = entry.planned(self._path_finder)
-        return None if resharding is None else resharding.to_json()
-
     def _neighbourhood(self, op: Operator) -> _Neighbourhood:
         """Return the graph of an operator, its consumers, and the variables that these update; the operator comes first."""
         consumers = [consumer for tensor in op.outputs for consumer in self._consumers.get(tensor.name, ())]
         names = {name for consumer in consumers for name in (consumer.name, consumer.updates) if name}
-        members = [op, *(member for member in self._ordered(names) if member is not op)]
-        by_name = {member.name: member for member in members}
-        graph = self.graph
+        graph, others = self.graph, sorted(names - {op.name}, key=self._position.__getitem__)
+        by_name = {name: graph.operators[name] for name in [op.name, *others]}
         return _Neighbourhood(by_name, graph.train_steps, {}, graph.micro_batching, gradients=graph.gradients, around=graph)
-
-    def _ordered(self, names: Iterable[str]) -> list[Operator]:
-        return [self.graph.operators[name] for name in sorted(names, key=self._position.__getitem__)]
 
     def _view(
         self, neighbourhood: Graph, names: Iterable[str], shared: Iterable[str], regathered: Iterable[Copy], point: int

@@ -1,4 +1,5 @@
-"""Explain a plan by its costliest decisions, each with the cheapest other choice and what that would change.
+"""Collect what a report needs beside a plan: its step, the user's operators, and the plan's costliest decisions, each with
+the cheapest other choice and what that would change.
 
 A decision is the state of one of the problem's nodes: the configs of an operator, or of a few that were fused. Its cost is
 what depends on it: the node's own and that of its edges. Another choice is costed with everything else as it is, except the
@@ -8,19 +9,38 @@ against time as the frontier does at the point.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ...ft.problem import INFEASIBLE, Edge
-from ...ir.graph import Operator
+from ...ft.problem import INFEASIBLE, Edge, Node
+from ...ir.graph import Graph, Operator
 from ...report.config_words import config_words
 from ..problem.node_states import States
 from .model_frontier import ModelFrontier
+from .step_views import step_view
 
 MOST_DECISIONS = 10
 Floats = np.ndarray
+
+
+def details_of_stage(frontier: ModelFrontier, point: int) -> dict[str, Any]:
+    """Return the details of a stage with a point of its frontier, for a report of that alone."""
+    return {"views": {"0": view_of(frontier, point)}, **of_operators(frontier.model.graph.full_batch)}
+
+
+def view_of(frontier: ModelFrontier, point: int) -> dict[str, Any]:
+    """Return the step of a point and its decisions."""
+    return {**step_view(frontier, point), "decisions": decisions(frontier, point)}
+
+
+def of_operators(graph: Graph) -> dict[str, Any]:
+    """Return the user's lines, and the shapes of results, by operator."""
+    ops = [op for op in graph.operators.values() if op.updates is None]
+    return {
+        "sources": {op.name: user_source(op) for op in ops if user_source(op)},
+        "shapes": {op.name: list(op.result.shape) for op in ops if op.outputs},
+    }
 
 
 def decisions(frontier: ModelFrontier, point: int) -> list[dict[str, Any]]:
@@ -79,18 +99,6 @@ def _words(op: Operator, states: States, state: int, config: str) -> str:
     return config_words(op.type, config, [str(layout) for layout in interface.results])
 
 
-@dataclass(frozen=True, eq=False)
-class _Weights:
-    """The nanoseconds that a byte is worth at a point: the slope of the frontier there."""
-
-    ns_per_byte: float
-
-    def of(self, mem_bytes: np.ndarray, time_ns: np.ndarray) -> Floats:
-        """Return weighed costs; what isn't allowed is infinite."""
-        costs: Floats = time_ns + self.ns_per_byte * mem_bytes
-        return np.where((mem_bytes >= INFEASIBLE) | (time_ns >= INFEASIBLE), np.inf, costs)
-
-
 class _PointChanges:
     """A point's states, and the costs of changing one of them."""
 
@@ -99,11 +107,16 @@ class _PointChanges:
         self.states = [int(state) for state in frontier.found.strategies[point]]
         self.strategy = frontier.built.strategy(self.states)
         self.cost = self.problem.cost(self.states)
-        self.weights = _Weights(_slope(frontier, point))
+        self._ns_per_byte = _slope(frontier, point)
         self.edges: list[list[Edge]] = [[] for _ in self.problem.nodes]
         for edge in self.problem.edges:
             self.edges[edge.source].append(edge)
             self.edges[edge.target].append(edge)
+
+    def _weighed(self, costs: Node | Edge) -> Floats:
+        """Return costs in nanoseconds, a byte being worth the frontier's slope at the point; infinite if not allowed."""
+        weighed: Floats = costs.time_ns + self._ns_per_byte * costs.mem_bytes
+        return np.where((costs.mem_bytes >= INFEASIBLE) | (costs.time_ns >= INFEASIBLE), np.inf, weighed)
 
     def time_ns_of(self, node: int) -> int:
         """Return the time that depends on a node's state."""
@@ -112,7 +125,7 @@ class _PointChanges:
 
     def cheapest_other(self, node: int) -> list[int] | None:
         """Return the states with the cheapest other state of a node; None if no other is allowed."""
-        costs = self.weights.of(self.problem.nodes[node].mem_bytes, self.problem.nodes[node].time_ns)
+        costs = self._weighed(self.problem.nodes[node])
         copies: dict[int, list[Edge]] = {}
         for edge in self.edges[node]:
             neighbour = edge.target if edge.source == node else edge.source
@@ -138,12 +151,12 @@ class _PointChanges:
 
     def _facing(self, edge: Edge, node: int) -> Floats:
         """Return an edge's weighed costs, by the node's state first."""
-        costs = self.weights.of(edge.mem_bytes, edge.time_ns)
+        costs = self._weighed(edge)
         return costs if edge.source == node else costs.T
 
     def _alone(self, copy: int, node: int) -> Floats:
         """Return the weighed costs of a copy's states, with those of its edges to all nodes but one."""
-        costs = self.weights.of(self.problem.nodes[copy].mem_bytes, self.problem.nodes[copy].time_ns)
+        costs = self._weighed(self.problem.nodes[copy])
         for edge in self.edges[copy]:
             neighbour = edge.target if edge.source == copy else edge.source
             if neighbour != node:

@@ -165,15 +165,15 @@ class ModelFrontier(CostedPoints):
     def _counter(self) -> PeakCounter:
         return self.counter or PeakCounter(self.model, self.built, Peaks(self.model, self.costing, self._path_finder))
 
-    @property
-    def peaks_by_states(self) -> dict[bytes, int]:
-        """The peaks that are known, in bytes, by the bytes of the nodes' states; what is found later is added."""
-        return self._counter.known
-
-    @property
-    def passes_by_states(self) -> dict[tuple[object, ...], dict[bytes, PassMemory]]:
-        """The memory of a stage's passes that is known, see :class:`.PeakCounter`; what is found later is added."""
-        return self._counter.known_passes
+    def of_alike(self, model: Model, hardware: Hardware, costing: OperatorCosting) -> ModelFrontier:
+        """Return the frontier as that of a model that differs from its own at most in names; peaks are counted for both."""
+        problem = self.built.of_alike(self.model.graph, model.graph)
+        peaks = Peaks(model, costing, PathFinder(costing.reshardings.steps))
+        counter = PeakCounter(model, problem, peaks, self._counter.known, self._counter.known_passes)
+        return replace(
+            self, model=model, hardware=hardware, built=problem, costing=costing, counter=counter, seconds_by_phase={},
+            _peaks={}, _simulated={},
+        )  # fmt: skip
 
     @property
     def certified(self) -> Frontier:
@@ -205,18 +205,19 @@ class ModelFrontier(CostedPoints):
         points = points.take(spread(points.mem_bytes, points.time_ns, max_points))
         has_passes = isinstance(self.model, StageModel) and self.model.graph.micro_batching is not None
         if has_passes or self.objectives != MEMORY_TIME:  # the peaks of passes depend on their order
-            frontier = replace(self.found, mem_bytes=points.mem_bytes, time_ns=points.time_ns, strategies=points.strategies)
-            return replace(self, found=frontier, searched=self.certified, counter=self._counter, _peaks={}, _simulated={})
+            return self._of(points)
         pool = points if extras is None else points.with_(extras)
         peaks = self._counter.peaks_of(pool.strategies, progress)
-        mem, time_ns, strategies = pool.mem_bytes, pool.time_ns, pool.strategies
-        n_own = len(points.mem_bytes)
+        mem, time_ns, n_own = pool.mem_bytes, pool.time_ns, len(points.mem_bytes)
         minimal = least_peaks(peaks[:n_own], mem[:n_own], time_ns[:n_own])
         winners = n_own + _that_beat(peaks[n_own:], time_ns[n_own:], peaks[minimal], time_ns[minimal])
         finalists = np.concatenate([np.arange(n_own), winners])
-        minimal = finalists[least_peaks(peaks[finalists], mem[finalists], time_ns[finalists])]
-        frontier = replace(self.found, mem_bytes=mem[minimal], time_ns=time_ns[minimal], strategies=strategies[minimal])
-        return replace(self, found=frontier, searched=self.certified, counter=self._counter, _peaks={}, _simulated={})
+        return self._of(pool.take(finalists[least_peaks(peaks[finalists], mem[finalists], time_ns[finalists])]))
+
+    def _of(self, points: Candidates) -> ModelFrontier:
+        """Return a part of what was searched."""
+        found = replace(self.found, mem_bytes=points.mem_bytes, time_ns=points.time_ns, strategies=points.strategies)
+        return replace(self, found=found, searched=self.certified, counter=self._counter, _peaks={}, _simulated={})
 
     def joined(self, baselines: Iterable[ModelFrontier], progress: Progress | None = None) -> ModelFrontier:
         """Return the points of least peaks and times of the frontier and of baselines; see :meth:`of_least_peaks`.

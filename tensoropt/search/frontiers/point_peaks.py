@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 
@@ -25,6 +26,7 @@ WORTH_LOADING = 1_500
 """So many operators, over all points, take longer to replay than the compiled kernels take to load."""
 AT_ONCE = 1_024
 """The rows of so many points are held in memory at once."""
+Value = TypeVar("Value", Config, OperandSharding)
 
 
 @dataclass(eq=False)
@@ -158,29 +160,21 @@ def columns_of(
     """Return strategies, int32[P, nodes], as columns of numbers."""
     configs, rematerialized = {}, {}
     columns = np.asfortranarray(states)
-    cache: dict[tuple[int, ...], np.ndarray] = {}  # by the identities of what equal layers share
+    cache: dict[int, np.ndarray] = {}  # by the identities of what equal layers share
 
-    def number_configs(op_configs: Sequence[Config], index: np.ndarray) -> np.ndarray:
-        """Return the number of an operator's config in each state of its node."""
-        key = id(op_configs), id(index)
-        if key not in cache:
-            cache[key] = np.array([config_number(config) for config in op_configs], np.int32)[index]
-        return cache[key]
-
-    def number_shardings(shardings: Sequence[OperandSharding]) -> np.ndarray:
-        """Return the number of a shared copy's operand sharding in each state of its node."""
-        key = (id(shardings),)
-        if key not in cache:
-            cache[key] = np.array([sharding_number(sharding) for sharding in shardings], np.int32)
-        return cache[key]
+    def numbers(values: Sequence[Value], number: Callable[[Value], int]) -> np.ndarray:
+        """Return the number of each of a node's configs, or operand shardings."""
+        if id(values) not in cache:
+            cache[id(values)] = np.array([number(value) for value in values], np.int32)
+        return cache[id(values)]
 
     for i, (node, node_states) in enumerate(problem.nodes):
         column = columns[:, i]
         for op, op_configs, index in zip(node.operators, node_states.configs, node_states.index, strict=True):
-            configs[op.name] = number_configs(op_configs, index)[column]
+            configs[op.name] = numbers(op_configs, config_number)[index[column]]
         for k in node_states.rematerialized:
             rematerialized[node.operators[k].name] = node_states.rematerializes[column].astype(np.int32)
-    shared = {copy.tensor.name: number_shardings(copy.shardings)[columns[:, copy.node]] for copy in problem.shared}
+    shared = {copy.tensor.name: numbers(copy.shardings, sharding_number)[columns[:, copy.node]] for copy in problem.shared}
     regathered = {
         choice.copy: np.asarray(choice.is_regathered)[columns[:, choice.node]].astype(np.int32) for choice in problem.choices
     }

@@ -17,23 +17,57 @@ MOST_INSTANTS = 240
 COMPUTE_LANE, NETWORK_LANE = 0, 1
 
 
-def timeline_view(timeline: StepTimeline) -> dict[str, Any]:
-    """Return a simulated step as a JSON value; times are nanoseconds since the step began.
+class TaskRows:
+    """The tasks of a timeline that a report draws: stretches in which a class of devices does one thing for an operator."""
 
-    ``tasks`` is a text with a row for each stretch in which a device of a class does one thing for one operator: the number
-    of the class, the lane (0 computes, 1 communicates), how long after the start of the row before it starts, how long it
-    takes, the number of the operator's name, that of the kind. As lists these would be most of a file, and slow to read.
-    """
-    operators: dict[str, int] = {}
-    kinds: dict[str, int] = {}
-    rows: list[list[int]] = []
-    spans: dict[tuple[int, int, int], list[int]] = {}
+    def __init__(self) -> None:
+        self._operators: dict[str, int] = {}
+        self._kinds: dict[str, int] = {}
+        self._rows: list[list[int]] = []
+
+    def add(self, device: int, lane: int, start_ns: int, duration_ns: int, operator: str, kind: str) -> None:
+        """Add a task; nothing if it takes no time."""
+        if duration_ns > 0:
+            operator_number = self._operators.setdefault(operator, len(self._operators))
+            kind_number = self._kinds.setdefault(kind, len(self._kinds))
+            self._rows.append([device, lane, start_ns, duration_ns, operator_number, kind_number])
+
+    def to_json(self, makespan_ns: int, devices: list[list[int]]) -> dict[str, Any]:
+        """Return the timeline as a JSON value; times are nanoseconds since the step began.
+
+        ``tasks`` is a text with a row for each task: the number of the class, the lane (0 computes, 1 communicates), how
+        long after the start of the row before it starts, how long it takes, the number of the operator's name, that of the
+        kind. As lists these would be most of a file, and slow to read. Tasks that follow each other without a gap and do
+        the same for one operator are one.
+
+        Args:
+            devices: the ranks of each class.
+        """
+        joined: list[list[int]] = []
+        for row in sorted(self._rows):
+            last = joined[-1] if joined else None
+            if last and last[:2] == row[:2] and last[4:] == row[4:] and last[2] + last[3] == row[2]:
+                last[3] += row[3]
+            else:
+                joined.append(list(row))
+        starts_ns = [0, *(start_ns for _, _, start_ns, *_ in joined)]
+        pairs = zip(joined, starts_ns, strict=False)
+        rows = ((device, lane, start_ns - last_ns, *rest) for (device, lane, start_ns, *rest), last_ns in pairs)
+        return {
+            "makespan_ns": makespan_ns,
+            "devices": devices,
+            "operators": list(self._operators),
+            "kinds": list(self._kinds),
+            "tasks": ";".join(",".join(map(str, row)) for row in rows),
+        }
+
+
+def timeline_view(timeline: StepTimeline) -> dict[str, Any]:
+    """Return a simulated step as a JSON value; see :meth:`TaskRows.to_json`."""
+    rows, spans = TaskRows(), dict[tuple[int, int, int], list[int]]()
 
     def add(device: int, lane: int, start_ns: int, end_ns: int, task: SimulatedTask, kind: str) -> None:
-        name = timeline.operator(timeline.graph.nodes[task.key.node])
-        numbers = operators.setdefault(name, len(operators)), kinds.setdefault(kind, len(kinds))
-        if end_ns > start_ns:
-            rows.append([device, lane, start_ns, end_ns - start_ns, *numbers])
+        rows.add(device, lane, start_ns, end_ns - start_ns, timeline.operator(timeline.graph.nodes[task.key.node]), kind)
 
     for number, task in enumerate(timeline.tasks):
         action, times = timeline.action(task), timeline.times[number]
@@ -52,35 +86,7 @@ def timeline_view(timeline: StepTimeline) -> dict[str, Any]:
         (classes,) = (work.classes for work in timeline.network.works(action) if work.classes[0] == task.key.first)
         for device_class in classes:
             add(device_class, NETWORK_LANE, start_ns, end_ns, task, action.kind)
-    return {
-        "makespan_ns": timeline.makespan_ns,
-        "devices": [list(ranks) for ranks in timeline.network.classes],
-        "operators": list(operators),
-        "kinds": list(kinds),
-        "tasks": tasks_text(joined_rows(sorted(rows))),
-    }
-
-
-def joined_rows(rows: list[list[int]]) -> list[list[int]]:
-    """Return rows in order, with those joined that follow each other without a gap and do the same for one operator."""
-    merged_rows: list[list[int]] = []
-    for row in rows:
-        last = merged_rows[-1] if merged_rows else None
-        if last and last[:2] == row[:2] and last[4:] == row[4:] and last[2] + last[3] == row[2]:
-            last[3] += row[3]
-        else:
-            merged_rows.append(row)
-    return merged_rows
-
-
-def tasks_text(rows: list[list[int]]) -> str:
-    """Return the rows of tasks as text."""
-    last_ns = 0
-    texts = []
-    for device, lane, start_ns, *numbers in rows:
-        texts.append(",".join(map(str, (device, lane, start_ns - last_ns, *numbers))))
-        last_ns = start_ns
-    return ";".join(texts)
+    return rows.to_json(timeline.makespan_ns, [list(ranks) for ranks in timeline.network.classes])
 
 
 def memory_view(program: list[Instruction]) -> tuple[dict[str, Any], Peak]:

@@ -13,16 +13,16 @@ from functools import cached_property, partial
 
 from ...costs.operator_costs import OperatorCosting
 from ...ft.problem import Problem
-from ...ir.gradient_info import Backward
 from ...ir.graph import Graph
 from ...reschedule.mesh import Mesh
-from ...rules.registry import rule_of
+from ...rules.registry import rule_in_micro_batches, rule_of
+from ...rules.rule import why_invalid
 from ...sharding.constraints import Force, allowed, force_by_name
 from ...sharding.consumers import consumers_of
 from .choices import Choices
 from .config_space import FULL, Assignments, nodes_of, states_of
 from .edge_costs import ReshardingArrays
-from .edges import EdgeBuilder, Steps
+from .edges import EdgeBuilder
 from .fusion_groups import FusionGroup
 from .node_states import Evaluation, States
 from .remat_segments import NO_SEGMENTS, Segments, segments_of
@@ -40,8 +40,6 @@ class ProblemBuilder:
         choices: what strategies may choose beside configs and shared copies.
     """
 
-    graph: Graph
-    backward: Backward
     costing: OperatorCosting
     mesh: Mesh
     space: str = FULL
@@ -50,6 +48,10 @@ class ProblemBuilder:
     states: Callable[[FusionGroup], Assignments] | None = None
     choices: Choices = field(default_factory=Choices)
 
+    @property
+    def graph(self) -> Graph:
+        return self.costing.graph
+
     def build(self) -> StrategyProblem:
         """Return the Problem of all operators that a training step runs, without rematerialization.
 
@@ -57,15 +59,6 @@ class ProblemBuilder:
             InputError: ``force`` names what isn't there, or asks for a split that an operator can't have.
         """
         return self._connected(self._nodes, NO_SEGMENTS)
-
-    @property
-    def n_configs(self) -> int:
-        """Return the number of states of all operators' nodes, without rematerialization.
-
-        Raises:
-            InputError: as :meth:`build`.
-        """
-        return sum(states.n_states for _, states in self._nodes)
 
     def build_rematerializing(self) -> StrategyProblem | None:
         """Return the Problem with rematerialization; None where that can't save any memory.
@@ -84,10 +77,12 @@ class ProblemBuilder:
         return self._connected(rematerializing, segments)
 
     def _connected(self, nodes: list[tuple[FusionGroup, States]], segments: Segments) -> StrategyProblem:
-        edge_builder = EdgeBuilder(self._steps, nodes, self.space != FULL, self.choices, segments, self.tell)
+        edge_builder = EdgeBuilder(
+            self._evaluation, self._arrays, nodes, self.space != FULL, self.choices, segments, self.tell
+        )
         edge_builder.connect()
         problem = Problem(edge_builder.nodes.nodes(), tuple(edge_builder.edges))
-        return StrategyProblem(
+        built = StrategyProblem(
             problem,
             self.mesh,
             self.space,
@@ -100,6 +95,13 @@ class ProblemBuilder:
                 {i: states.others for i, (_, states) in enumerate(nodes) if states.rematerialized},
             ),
         )
+        n = self.graph.n_micro_batches
+        if n == 1:
+            return built
+        # Only configs that operators can have both in a micro-batch and at the full batch.
+        operators = self.graph.full_batch.step_operators
+        rules = {op.name: rule_in_micro_batches(op, n, self.mesh.n_devices) for op in operators}
+        return built.allowing(lambda op, config: not why_invalid(rules[op.name], config))
 
     @cached_property
     def _nodes(self) -> list[tuple[FusionGroup, States]]:
@@ -107,8 +109,7 @@ class ProblemBuilder:
         self.force = force_by_name(self.graph, self.force)
         self.rules = {op.name: rule_of(op) for op in self.graph.step_operators}
         self._evaluation = evaluation = Evaluation(self.costing, self.rules, self.mesh)
-        arrays = ReshardingArrays(self.costing.reshardings, self.graph, self.choices.zero)
-        self._steps = Steps(self.graph, self.backward, self.costing, self.mesh, self.rules, arrays)
+        self._arrays = ReshardingArrays(self.costing.reshardings, self.graph, self.choices.zero)
         operators = self.graph.step_operators
         names = frozenset(op.name for op in operators if op.name in self.force)
         nodes = []

@@ -169,7 +169,6 @@ class ReshardingArrays:
         self._costs: dict[tuple[object, ...], tuple[np.ndarray, np.ndarray]] = {}
         self._returning: dict[tuple[object, ...], np.ndarray] = {}
         self._expanded: dict[tuple[object, ...], EdgeCosts] = {}
-        self._along: dict[tuple[object, ...], EdgeCosts] = {}
         self._choosing: dict[tuple[object, ...], ResidualChoice | None] = {}
         self._worth: dict[tuple[object, ...], np.ndarray] = {}
 
@@ -225,20 +224,13 @@ class ReshardingArrays:
         """Return whether the tensor is a parameter that must not be communicated in the forward pass."""
         return not self.gathers_parameters and self.graph.producers[tensor.name].type == VARIABLE
 
-    def along(self, tensor: Tensor, source: End, target: End, table: Table) -> EdgeCosts:
-        """Return the costs of a resharding whose ends are one node, by its states: int64[K] each."""
-        key = self._key(tensor, source, target, table)
-        if key not in self._along:
-            indices = source.pairs[2], target.pairs[2]
-            self._along[key] = self._pair_costs(tensor, source, target, table).at(*indices)
-        return self._along[key]
-
-    def by_state(self, tensor: Tensor, source: End, target: End, table: Table) -> EdgeCosts:
-        """Return the costs of a resharding between the states of two nodes."""
-        key = self._key(tensor, source, target, table)
+    def by_state(self, tensor: Tensor, source: End, target: End, table: Table, is_one_node: bool = False) -> EdgeCosts:
+        """Return the costs of a resharding between the states of two nodes; int64[K] each if both ends are one node."""
+        key = is_one_node, *self._key(tensor, source, target, table)
         if key not in self._expanded:
-            pairs = np.ix_(source.pairs[2], target.pairs[2])
-            self._expanded[key] = self._pair_costs(tensor, source, target, table).at(*pairs)
+            pairs = source.pairs[2], target.pairs[2]
+            costs = self._pair_costs(tensor, source, target, table)
+            self._expanded[key] = costs.at(*(pairs if is_one_node else np.ix_(*pairs)))
         return self._expanded[key]
 
     def _pair_costs(self, tensor: Tensor, source: End, target: End, table: Table) -> EdgeCosts:

@@ -13,53 +13,31 @@ the shared copy's has its own; where all that read do, the shared copy is neithe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from ...costs.operator_costs import OperatorCosting
 from ...costs.resharding_costs import ResidualCharge
 from ...ft.problem import Edge
-from ...ir.gradient_info import Backward
-from ...ir.graph import CONSTANT, VARIABLE, Graph, Tensor
-from ...reschedule.mesh import Mesh
+from ...ir.graph import CONSTANT, VARIABLE, Tensor
 from ...rules.config_arrays import ConfigArrays
-from ...rules.rule import Rule
 from ...rules.shardings import Shardings
 from ...sharding.consumers import Consumer, consumers_of, step_sharding
 from ...sharding.strategy import Copy
+from .charges import NodeCosts, OverlapTimes, Transients, program_positions
 from .choices import Choices
 from .edge_costs import FIXED, HELD, PASSED, READ, REMATERIALIZED, SAVED, UNCHARGED, UNREAD, EdgeCosts, End, ReshardingArrays
-from .edge_ends import ConsumerEnd, ProducedTensor, have_gradient
 from .fusion_groups import FusionGroup
-from .node_costs import NodeCosts
-from .node_states import Choice, States
-from .overlap_parts import OverlapTimes, program_positions
+from .node_states import Choice, Evaluation, States
 from .remat_segments import Segments
 from .saving_tables import direct, direct_regathered
-from .shared_copies import SharedCopies
+from .shared_copies import ConsumerEnd, ProducedTensor, SharedCopies, have_gradient
 from .strategy_problem import CopyChoice, SharedCopy
-from .transient_memory import Transients
 
 _MAY_BE_REGATHERED = frozenset((READ, PASSED, HELD))
 _READ_BY_GRADIENT = np.array([policy in (READ, FIXED, HELD) for policy in (UNREAD, READ, FIXED, PASSED, HELD)])
 """The residual policies of copies that may be regathered; and by policy, whether a gradient reads the copy."""
-
-
-@dataclass(frozen=True, eq=False)
-class Steps:
-    """A graph's training steps on a mesh, and their costs; ``rules`` holds the sharding rule of each operator by name.
-
-    ``arrays`` holds the costs of reshardings; the problems that are built from the same steps share them.
-    """
-
-    graph: Graph
-    backward: Backward
-    costing: OperatorCosting
-    mesh: Mesh
-    rules: Mapping[str, Rule]
-    arrays: ReshardingArrays
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,13 +61,15 @@ class _TakenInside:
         is_read = np.logical_or.reduce([policies != UNREAD for policies in reads]) | is_read_outside
         policy[is_read & (policy == SAVED)] = UNCHARGED
         is_read = np.logical_or.reduce([_READ_BY_GRADIENT[policies] for policies in reads]) | is_read_outside
-        return cls(End(source.produced, policy), policy == UNCHARGED, is_read & (policy == REMATERIALIZED))
+        return cls(End(source.end.choice, policy), policy == UNCHARGED, is_read & (policy == REMATERIALIZED))
 
 
 class EdgeBuilder:
     """The nodes of a Problem, and the reshardings of every tensor between them.
 
     Args:
+        evaluation: the costs, the mesh, and the sharding rule of each operator by name.
+        arrays: the costs of reshardings, which the problems of one model share.
         nodes: the nodes that are operators, with their states.
         merges: whether a node may hold several operators (a fusion group).
         choices: what strategies may choose beside configs and shared copies.
@@ -99,18 +79,20 @@ class EdgeBuilder:
 
     def __init__(
         self,
-        steps: Steps,
+        evaluation: Evaluation,
+        arrays: ReshardingArrays,
         nodes: list[tuple[FusionGroup, States]],
         merges: bool,
         choices: Choices,
         blocks: Segments,
         report: Callable[[int, int], None],
     ) -> None:
-        self.steps, self.nodes_and_states, self.merges, self.reuse, self.tell = steps, nodes, merges, choices.reuse, report
-        self.arrays = steps.arrays
-        self.consumers = consumers_of(steps.graph)
+        self.nodes_and_states, self.merges, self.reuse, self.tell = nodes, merges, choices.reuse, report
+        self.costing, self.mesh, self.rules, self.arrays = evaluation.costing, evaluation.mesh, evaluation.rules, arrays
+        self.graph = self.costing.graph
+        self.consumers = consumers_of(self.graph)
         self.node_and_index = {op.name: (n, i) for n, (node, _) in enumerate(nodes) for i, op in enumerate(node.operators)}
-        names = dict.fromkeys([*steps.graph.train_steps, *steps.graph.gradients])
+        names = dict.fromkeys([*self.graph.train_steps, *self.graph.gradients])
         self.step_node = {name: len(nodes) + i for i, name in enumerate(names)}
         self.transients = Transients(blocks)
         self.nodes = NodeCosts()
@@ -122,12 +104,12 @@ class EdgeBuilder:
             self.nodes.add(name, zero, zero)
         all_states = [states for _, states in nodes]
         groups = [node for node, _ in nodes]
-        positions = [*program_positions(steps.graph, groups, self.consumers), *(len(steps.graph.operators) for _ in names)]
-        self.overlap_times = OverlapTimes(steps.costing.reshardings, positions, all_states)
+        positions = [*program_positions(self.graph, groups, self.consumers), *(len(self.graph.operators) for _ in names)]
+        self.overlap_times = OverlapTimes(self.costing.reshardings, positions, all_states)
         self.edges: list[Edge] = []
         self.shared: list[SharedCopy] = []
         self.choices: list[CopyChoice] = []
-        self.copies = SharedCopies(steps.arrays)
+        self.copies = SharedCopies(arrays)
         self._step_ends: dict[tuple[int, int], End] = {}
         self._produced_ends: dict[tuple[object, ...], End] = {}  # by identities of choices, which states keep
         self._consumer_ends: dict[tuple[object, ...], End] = {}
@@ -144,14 +126,14 @@ class EdgeBuilder:
                     consumers = [self._consumer_end(tensor, consumer) for consumer in self.consumers.get(tensor.name, ())]
                     if consumers:
                         layout = states.produced(i, result, have_gradient(consumers))
-                        maker = self.steps.graph.producers[self.steps.costing.viewed(tensor.name)]
+                        maker = self.graph.producers[self.costing.viewed(tensor.name)]
                         made_at = self.node_and_index[maker.updates or maker.name]
                         is_regathered = i in states.rematerialized or (
                             made_at[0] == n and made_at[1] in states.rematerialized
                         )
                         end = self._produced_end(states, layout, is_regathered)
                         shared = self._shared_choice(layout, consumers)
-                        choices = [layout, *(consumer.shardings for consumer in consumers), *([shared] if shared else [])]
+                        choices = [layout, *(consumer.end.choice for consumer in consumers), *([shared] if shared else [])]
                         self.arrays.expect(tensor, choices)
                         tensors.append((ProducedTensor(n, tensor, end), consumers, shared))
         for source, consumers, shared in tensors:
@@ -170,15 +152,15 @@ class EdgeBuilder:
         if consumer.is_step:
             step_key = len(tensor.shape), consumer.position
             if step_key not in self._step_ends:
-                sharding = step_sharding(self.steps.mesh, tensor, consumer)
-                choice = Choice.of(Shardings.of(self.steps.costing.reshardings.numbers, [sharding]))
+                sharding = step_sharding(self.mesh, tensor, consumer)
+                choice = Choice.of(Shardings.of(self.costing.reshardings.numbers, [sharding]))
                 self._step_ends[step_key] = End(choice, np.array([UNREAD]))
             return ConsumerEnd(self.step_node[consumer.name], self._step_ends[step_key])
         n, i = self.node_and_index[consumer.name]
-        states, backward = self.nodes_and_states[n][1], self.steps.backward
+        states, backward = self.nodes_and_states[n][1], self.costing.backward
         shardings = states.shardings(i, consumer, backward.gradients)
         is_own = (consumer.name, consumer.position) in backward.residual_operands and not consumer.is_update
-        reads = self.steps.costing.reads(consumer)
+        reads = self.costing.reads(consumer)
         key = id(states), i, consumer.position, consumer.is_update, id(shardings), is_own, reads
         if key not in self._consumer_ends:
             policy = np.full(states.n_states, UNREAD)
@@ -196,7 +178,7 @@ class EdgeBuilder:
         Its gradient then reads the exchanged windows instead of the operand.
         """
         n, i = self.node_and_index[consumer.name]
-        states, rule = self.nodes_and_states[n][1], self.steps.rules[consumer.name]
+        states, rule = self.nodes_and_states[n][1], self.rules[consumer.name]
         if not rule.halos or consumer.position:
             return np.zeros(states.n_states, bool)
         return ConfigArrays.of(rule, states.configs[i]).are_exchanged()[states.index[i]]
@@ -249,13 +231,12 @@ class EdgeBuilder:
 
         Copies that all micro-batches read are saved: they would be regathered for each.
         """
-        return self.reuse and not self.steps.graph.accumulates(tensor.name)
+        return self.reuse and not self.graph.accumulates(tensor.name)
 
     def _residual_charge(self, tensor: Tensor) -> ResidualCharge:
         """Return what a read copy of the tensor saves: COPY_OF_SAVED where the produced shard is charged elsewhere."""
-        costing = self.steps.costing
-        viewed = costing.viewed(tensor.name)
-        is_saved = viewed in costing.saved_as_produced or self.steps.graph.producers[viewed].type in (VARIABLE, CONSTANT)
+        viewed = self.costing.viewed(tensor.name)
+        is_saved = viewed in self.costing.saved_as_produced or self.graph.producers[viewed].type in (VARIABLE, CONSTANT)
         return ResidualCharge.COPY_OF_SAVED if is_saved else ResidualCharge.COPY
 
     def _share(self, source: ProducedTensor, consumers: list[ConsumerEnd], shared: Choice) -> None:
@@ -282,13 +263,13 @@ class EdgeBuilder:
         self._add(source, ConsumerEnd(node, copy.end), self._residual_charge(tensor), copy_made)
         for costs, mask in copy.costs:
             self._charge(node, costs, mask)
-        self.shared.append(SharedCopy(tensor, node, copy.shardings, copy.is_unread))
+        self.shared.append(SharedCopy(tensor, node, copy.shardings, np.zeros(len(copy.shardings), bool)))
 
     def _add(self, source: ProducedTensor, consumer: ConsumerEnd, charge: ResidualCharge, copy: Copy | None = None) -> None:
         """Charge a tensor's resharding between the states of two nodes, or within one node."""
         tensor, ends = source.tensor, (source.end, consumer.end)
         if source.node == consumer.node:
-            self._charge(source.node, self.arrays.along(tensor, *ends, direct(charge)))
+            self._charge(source.node, self.arrays.by_state(tensor, *ends, direct(charge), is_one_node=True))
             return
         tables = direct(charge), direct_regathered(charge)
         residual_choice = self.arrays.residual_choice(tensor, *ends, tables) if copy and self._may_regather(tensor) else None
@@ -317,10 +298,10 @@ class EdgeBuilder:
 
     def _charge_produced_shard(self, source: ProducedTensor, is_charged: np.ndarray, is_regathered: np.ndarray) -> None:
         """Charge a producer's node for the shard that it produced."""
-        tensor, layout = source.tensor, source.produced
+        tensor, layout = source.tensor, source.end.choice
         key = tensor.shape, tensor.item_bytes, id(layout), is_charged.tobytes(), is_regathered.tobytes()
         if key not in self._produced_costs:
-            shards = self.steps.costing.reshardings.shards(tensor, layout.values)[layout.index]
+            shards = self.costing.reshardings.shards(tensor, layout.values)[layout.index]
             costs = EdgeCosts(shards * is_charged, np.zeros_like(shards), None, shards * is_regathered)
             self._produced_costs[key] = costs, layout
         self._charge(source.node, self._produced_costs[key][0])

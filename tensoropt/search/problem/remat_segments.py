@@ -95,7 +95,7 @@ def segments_of(nodes: Sequence[FusionGroup], costing: OperatorCosting, n_device
     path = _path(graph, program, costing)
     saved_bytes = {op.name: _saved_bytes(op, costing) if op.name in path else 0 for op in program}
     gathered = {op.name: n_devices * _gathered_bytes(op, costing) if op.name in path else 0 for op in program}
-    last = _last_consumers(program)
+    last = {tensor.name: i for i, op in enumerate(program) for _, tensor in op.operands}  # that uses each
     long_span = LONG * len(program)
     lasting_names = {op.name for i, op in enumerate(program) if any(last.get(t.name, i) - i > long_span for t in op.outputs)}
     cuts = _cuts(program, path - lasting_names, last)
@@ -187,11 +187,6 @@ def _gathered_bytes(op: Operator, costing: OperatorCosting) -> int:
     return sum(
         tensor.mem_bytes for i, tensor in op.operands if tensor.name in graph.made_of_variables and (op.name, i) in read
     )
-
-
-def _last_consumers(program: Sequence[Operator]) -> dict[str, int]:
-    """Return, for each tensor's name, the index of the last operator that uses it."""
-    return {tensor.name: i for i, op in enumerate(program) for _, tensor in op.operands}
 
 
 def _cuts(program: Sequence[Operator], path: set[str], last: Mapping[str, int]) -> list[_Cut]:

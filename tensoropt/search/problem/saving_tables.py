@@ -6,40 +6,27 @@ from ...costs.resharding_costs import ResidualCharge
 from .edge_costs import Table
 
 _NOTHING = ResidualCharge.NOTHING
+_OF_REMATERIALIZED = (
+    _NOTHING,
+    ResidualCharge.FROM_REMATERIALIZED,
+    ResidualCharge.VIEW_OF_REMATERIALIZED,
+    ResidualCharge.FROM_REMATERIALIZED,
+    ResidualCharge.FROM_REMATERIALIZED,
+)
 
 
 def direct(charge: ResidualCharge) -> Table:
     """Return the Table of a single consumer's copy of a produced tensor; rows SAVED, REMATERIALIZED, UNCHARGED."""
-    return (
-        (_NOTHING, charge, charge, charge, charge),
-        (
-            _NOTHING,
-            ResidualCharge.FROM_REMATERIALIZED,
-            ResidualCharge.VIEW_OF_REMATERIALIZED,
-            ResidualCharge.FROM_REMATERIALIZED,
-            ResidualCharge.FROM_REMATERIALIZED,
-        ),
-        (
-            _NOTHING,
-            ResidualCharge.COPY_OF_SAVED,
-            ResidualCharge.COPY_OF_SAVED,
-            ResidualCharge.COPY_OF_SAVED,
-            ResidualCharge.COPY_OF_SAVED,
-        ),
-    )
+    return (_NOTHING, *(charge,) * 4), _OF_REMATERIALIZED, (_NOTHING, *(ResidualCharge.COPY_OF_SAVED,) * 4)
 
 
 def direct_regathered(charge: ResidualCharge) -> Table:
     """Return the Table of a single consumer's copy that is regathered; where it can't be (FIXED), it is saved."""
-    saved = direct(charge)
-    policies = (
-        ResidualCharge.REGATHERED if charge == ResidualCharge.COPY else ResidualCharge.REGATHERED_OF_SAVED,
-        ResidualCharge.REGATHERED_OF_SAVED,
-        ResidualCharge.REGATHERED_OF_SAVED,
-    )
+    of_saved = ResidualCharge.REGATHERED_OF_SAVED
+    policies = ResidualCharge.REGATHERED if charge == ResidualCharge.COPY else of_saved, of_saved, of_saved
     return tuple(
         (unread, regathered, fixed_charge, regathered, regathered)
-        for (unread, _, fixed_charge, *_), regathered in zip(saved, policies, strict=True)
+        for (unread, _, fixed_charge, *_), regathered in zip(direct(charge), policies, strict=True)
     )
 
 
@@ -63,16 +50,5 @@ def to_shared(copy_charge: ResidualCharge, charge: ResidualCharge, can_be_regath
 
 def of_shared(consumer_charge: ResidualCharge) -> Table:
     """Return the Table of a consumer's copy of a shared copy; rows are the shared copy's policies, in the same order."""
-    remat_row = (
-        _NOTHING,
-        ResidualCharge.FROM_REMATERIALIZED,
-        ResidualCharge.VIEW_OF_REMATERIALIZED,
-        ResidualCharge.FROM_REMATERIALIZED,
-        ResidualCharge.FROM_REMATERIALIZED,
-    )
-    return (
-        (_NOTHING, *(consumer_charge,) * 4),
-        remat_row,
-        (_NOTHING, *(ResidualCharge.FROM_SHARED_UNREAD,) * 4),
-        remat_row,
-    )
+    unread_row = _NOTHING, *(ResidualCharge.FROM_SHARED_UNREAD,) * 4
+    return (_NOTHING, *(consumer_charge,) * 4), _OF_REMATERIALIZED, unread_row, _OF_REMATERIALIZED

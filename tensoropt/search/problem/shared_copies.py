@@ -1,6 +1,7 @@
-"""Work out the copies that consumers of a tensor share: once for tensors that are alike, as those of equal layers.
+"""Describe the two ends of a tensor's resharding, its producer and a consumer, and work out the copies that consumers share.
 
-Tensors are alike if they have one shape, and both ends of their reshardings are the same objects.
+The latter once for tensors that are alike, as those of equal layers: if they have one shape, and both ends of their
+reshardings are the same objects.
 """
 
 from __future__ import annotations
@@ -28,9 +29,51 @@ from .edge_costs import (
     ReshardingArrays,
     Table,
 )
-from .edge_ends import ConsumerEnd, ProducedTensor, as_copies, may_be_unread
 from .node_states import Choice
 from .saving_tables import direct, of_shared, to_shared
+
+
+@dataclass(frozen=True, eq=False)
+class ConsumerEnd:
+    """A consumer in the search: its node and, by the node's state, its operand sharding and its copy's residual policy."""
+
+    node: int
+    end: End
+
+    @property
+    def reads(self) -> bool:
+        """Return whether the backward pass reads the consumer's copy in some state."""
+        return self.end.policies != {UNREAD}
+
+
+@dataclass(frozen=True, eq=False)
+class ProducedTensor:
+    """A tensor as produced: its layout and residual policy, by the state of its producer's node."""
+
+    node: int
+    tensor: Tensor
+    end: End
+
+
+def may_be_unread(shared: Choice, readers: list[ConsumerEnd]) -> np.ndarray:
+    """Return the indices of the shared copies that possibly nobody reads: each reader has its own copy in some state."""
+    numbers, layouts = shared.values.numbers, shared.values.layouts
+    is_unread = np.ones(len(layouts), bool)
+    for reader in readers:
+        reader_layouts = reader.end.choice.values.layouts
+        is_unread &= ((layouts[:, None] != reader_layouts) & ~numbers.are_views(layouts, reader_layouts)).any(axis=1)
+    return np.flatnonzero(is_unread)
+
+
+def have_gradient(consumers: list[ConsumerEnd]) -> bool:
+    """Return whether a gradient comes back from some consumer."""
+    return any(consumer.end.choice.values.has_gradient for consumer in consumers)
+
+
+def as_copies(consumers: list[ConsumerEnd]) -> list[Shardings]:
+    """Return, for each consumer, its distinct operand shardings as those of a copy that all can share, in their order."""
+    has_gradient = have_gradient(consumers)
+    return [consumer.end.choice.values.as_copies(has_gradient) for consumer in consumers]
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,13 +107,11 @@ class CopyWithin:
     Attributes:
         end: the copy, by the node's state.
         shardings: its operand sharding in each state.
-        is_unread: bool[K], in no state.
         costs: the costs of the consumers' reshardings from it, each with the states in which they are made, bool[K].
     """
 
     end: End
     shardings: Shardings
-    is_unread: np.ndarray
     costs: list[tuple[EdgeCosts, np.ndarray]]
 
 
@@ -84,15 +125,15 @@ class SharedCopies:
         self._states: dict[tuple[object, ...], SharedStates] = {}
         self._within: dict[tuple[object, ...], CopyWithin] = {}
 
-    def choice(self, layout: Choice, ends: list[ConsumerEnd]) -> Choice:
+    def choice(self, layout: Choice, consumers: list[ConsumerEnd]) -> Choice:
         """Return the operand shardings that a tensor's shared copy may have.
 
         They are the produced layouts (sums completed), and all that more than one consumer asks for.
         """
-        key = id(layout), *(id(end.shardings) for end in ends)
+        key = id(layout), *(id(consumer.end.choice) for consumer in consumers)
         if key not in self._copies:
             numbers, values = layout.values.numbers, layout.values
-            n_consumers = Counter(copy for copies in as_copies(ends) for copy in dict.fromkeys(copies.codes.tolist()))
+            n_consumers = Counter(copy for copies in as_copies(consumers) for copy in dict.fromkeys(copies.codes.tolist()))
             layouts = numbers.with_partial(values.layouts, np.zeros_like(values.layouts))
             as_produced = Shardings(numbers, layouts, values.unreduced).codes.tolist()
             codes = dict.fromkeys([*as_produced, *(copy for copy, times in n_consumers.items() if times > 1)])
@@ -129,16 +170,17 @@ class SharedCopies:
         self, value: ProducedTensor, consumers: list[ConsumerEnd], shared: Choice, charge: ResidualCharge, may_regather: bool
     ) -> SharedStates:
         tensor, readers = value.tensor, [consumer for consumer in consumers if consumer.reads]
-        varies = value.may_be_rematerialized or any(consumer.may_read_or_not for consumer in consumers)
+        may_be_rematerialized = REMATERIALIZED in value.end.policies
+        varies = may_be_rematerialized or any(UNREAD in reader.end.policies for reader in readers)
         copy_charge = consumer_charge = charge if readers else ResidualCharge.NOTHING
         if len(readers) == 1 and charge == ResidualCharge.COPY and not varies:
             copy_charge = ResidualCharge.NOTHING
         elif readers:
             consumer_charge = ResidualCharge.COPY_OF_SAVED
-        can_be_regathered = bool(may_regather and readers and all(reader.can_be_regathered for reader in readers))
+        can_be_regathered = bool(may_regather and readers and all(FIXED not in reader.end.policies for reader in readers))
         no_rows, all_rows = np.zeros(0, np.intp), np.arange(len(shared.values))
-        regathered = self.arrays.worth_regathering(tensor, value.produced, shared) if can_be_regathered else no_rows
-        remat_rows = all_rows if readers and value.may_be_rematerialized else no_rows
+        regathered = self.arrays.worth_regathering(tensor, value.end.choice, shared) if can_be_regathered else no_rows
+        remat_rows = all_rows if readers and may_be_rematerialized else no_rows
         is_always_read = copy_charge == ResidualCharge.NOTHING and not (readers and varies)
         unread = no_rows if is_always_read else all_rows if readers and varies else self._may_be_unread(shared, readers)
         rows_by_policy = {SAVED: all_rows, REGATHERED: regathered, REMATERIALIZED: remat_rows, UNCHARGED: unread}
@@ -157,7 +199,7 @@ class SharedCopies:
 
     def _may_be_unread(self, shared: Choice, readers: list[ConsumerEnd]) -> np.ndarray:
         """Return what :func:`may_be_unread` does, computed once for the same choices."""
-        key = id(shared), *(id(reader.shardings) for reader in readers)
+        key = id(shared), *(id(reader.end.choice) for reader in readers)
         if key not in self._unread:
             self._unread[key] = may_be_unread(shared, readers)
         return self._unread[key]
@@ -173,14 +215,14 @@ class SharedCopies:
         return self._within[key]
 
     def _fastest(self, tensor: Tensor, consumers: list[ConsumerEnd]) -> CopyWithin:
-        n_states = len(consumers[0].shardings.index)
+        n_states = len(consumers[0].end.choice.index)
         options = []
         for consumer, copy in zip(consumers, as_copies(consumers), strict=True):
-            choice = Choice(copy, consumer.shardings.index)
+            choice = Choice(copy, consumer.end.choice.index)
             self.arrays.expect(tensor, [choice])
             source = End(choice, np.full(n_states, UNCHARGED), is_shared=True)
             table = direct(ResidualCharge.COPY_OF_SAVED)
-            use_costs = [self.arrays.along(tensor, source, target.end, table) for target in consumers]
+            use_costs = [self.arrays.by_state(tensor, source, target.end, table, is_one_node=True) for target in consumers]
             options.append((choice, use_costs))
         best = np.argmin([np.sum([cost.time_ns for cost in use_costs], axis=0) for _, use_costs in options], axis=0)
         codes = np.stack([choice.values.codes[choice.index] for choice, _ in options])[best, np.arange(n_states)]
@@ -188,7 +230,7 @@ class SharedCopies:
         shared = Choice.of(shardings)
         # Regathered only where all consumers that read the copy do so without a copy of their own.
         policies = np.stack([consumer.end.policy for consumer in consumers])
-        layouts = [consumer.shardings.values.layouts[consumer.shardings.index] for consumer in consumers]
+        layouts = [consumer.end.choice.values.layouts[consumer.end.choice.index] for consumer in consumers]
         has_own_copy = shardings.layouts != np.stack(layouts)
         is_fixed = ((policies != UNREAD) & ((policies == FIXED) | has_own_copy)).any(axis=0)
         policy = np.full(n_states, UNREAD)
@@ -196,4 +238,4 @@ class SharedCopies:
             policy[(policies == choice_policy).any(axis=0)] = choice_policy
         policy[is_fixed] = FIXED
         costs = [(cost, best == k) for k, (_, use_costs) in enumerate(options) for cost in use_costs]
-        return CopyWithin(End(shared, policy), shardings, np.zeros(n_states, bool), costs)
+        return CopyWithin(End(shared, policy), shardings, costs)

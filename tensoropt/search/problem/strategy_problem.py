@@ -9,7 +9,7 @@ import numpy as np
 
 from ...ft.nonadditive.overlap import Overlap
 from ...ft.nonadditive.segment_memory import Transient
-from ...ft.problem import INFEASIBLE, Node, Problem
+from ...ft.problem import INFEASIBLE, Edge, Node, Problem
 from ...ir.graph import Graph, Operator, Tensor
 from ...reschedule.mesh import Mesh
 from ...rules.rule import Config
@@ -130,23 +130,11 @@ class StrategyProblem:
                 if copy.node in choices:
                     choice = choices[copy.node]
                     is_same &= choice.is_regathered == (choice.copy in strategy.regathered)
-                states[copy.node] = self._cheapest(copy.node, is_same, is_allowed, states)
+                # Whether a shared copy is saved follows from what its neighbours read. Plans don't name a copy of a
+                # rematerialized tensor for which nothing is done.
+                edges = [(edge, None) for edge in self.problem.edges if copy.node in (edge.source, edge.target)]
+                states[copy.node] = cheapest_state(self.problem, copy.node, edges, (is_same, is_allowed), states)
         return states
-
-    def _cheapest(self, node: int, is_same: np.ndarray, is_allowed: np.ndarray, states: np.ndarray) -> int:
-        """Return the cheapest of the node's states ``is_same``, given its neighbours' states: least memory, then least time.
-
-        Whether a shared copy is saved follows from what the neighbours read. If no state of ``is_same`` is compatible with
-        them, one of ``is_allowed`` is taken: plans don't name a copy of a rematerialized tensor for which nothing is done.
-        """
-        mem, time_ns = self.problem.nodes[node].mem_bytes.copy(), self.problem.nodes[node].time_ns.copy()
-        for edge in self.problem.edges:
-            if node in (edge.source, edge.target):
-                index = (slice(None), states[edge.target]) if edge.source == node else (states[edge.source], slice(None))
-                mem, time_ns = mem + edge.mem_bytes[index], time_ns + edge.time_ns[index]
-        candidates = np.flatnonzero(is_same & (time_ns < INFEASIBLE))
-        candidates = candidates if len(candidates) else np.flatnonzero(is_allowed)
-        return int(candidates[np.lexsort((time_ns[candidates], mem[candidates]))[0]])
 
     def _shared_state(self, copy: SharedCopy, strategy: Strategy, states: np.ndarray) -> int:
         if copy.tensor.name in strategy.shared:
@@ -215,3 +203,32 @@ class StrategyProblem:
             costs = (np.where(is_allowed, cost, INFEASIBLE) for cost in (nodes[i].mem_bytes, nodes[i].time_ns))
             nodes[i] = Node(nodes[i].name, *costs)
         return replace(self, problem=Problem(tuple(nodes), self.problem.edges))
+
+
+def cheapest_state(
+    problem: Problem,
+    node: int,
+    edges: Sequence[tuple[Edge, np.ndarray | None]],
+    preferred: Sequence[np.ndarray],
+    states: np.ndarray,
+) -> int:
+    """Return the cheapest state of a node given its neighbours' states: least memory, then time, then transient memory.
+
+    Args:
+        edges: the edges at the node, with their transient bytes in the shape of their costs; None where there are none.
+        preferred: bool[K] each; the cheapest of the first of these is returned in which a state is compatible with the
+            neighbours, or one of the last.
+        states: the state of each node, int[nodes].
+    """
+    costs = problem.nodes[node]
+    mem, time_ns, transient_bytes = costs.mem_bytes.copy(), costs.time_ns.copy(), np.zeros_like(costs.mem_bytes)
+    for edge, transient in edges:
+        index = (slice(None), states[edge.target]) if edge.source == node else (states[edge.source], slice(None))
+        mem += edge.mem_bytes[index]
+        time_ns += edge.time_ns[index]
+        if transient is not None:
+            transient_bytes += transient[index]
+    is_possible = np.maximum(mem, time_ns) < INFEASIBLE
+    masks = (*(is_possible & mask for mask in preferred), preferred[-1])
+    candidates = np.flatnonzero(next(mask for mask in masks if mask.any()))
+    return int(candidates[np.lexsort((transient_bytes[candidates], time_ns[candidates], mem[candidates]))[0]])

@@ -8,13 +8,13 @@ mean the same, the one is taken that costs the least given the states of its nei
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from ...ft.problem import INFEASIBLE, Edge, Node
-from .strategy_problem import StrategyProblem
+from ...ft.problem import Edge
+from .strategy_problem import StrategyProblem, cheapest_state
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,11 @@ def adopted(target: StrategyProblem, source: StrategyProblem, strategies: np.nda
         neighbours = [edge.target if edge.source == node else edge.source for edge, _ in edges[node]]
         context = np.concatenate([adopted_states[:, neighbours], meaning.of_strategy[:, None]], axis=1)
         first, member = _distinct_rows(context)
+        # Where nothing is resharded, saving and regathering a copy are the same, and one of them may be missing.
+        any_state = np.ones(problem.nodes[node].n_states, bool)
         states = [
-            _cheapest(problem.nodes[node], node, edges[node], meaning.states[meaning.of_strategy[row]], adopted_states[row])
-            for row in first
+            cheapest_state(problem, node, edges[node], (meaning.states[kind], any_state), adopted_states[row])
+            for row, kind in ((row, meaning.of_strategy[row]) for row in first)
         ]
         adopted_states[:, node] = np.array(states, np.int32)[member]
     return adopted_states
@@ -112,22 +114,3 @@ def _transient_bytes(problem: StrategyProblem, edge: int) -> np.ndarray | None:
     parts = [segment.edges[edge] for segment in segments if edge in segment.edges]
     # Mostly there is one part, an array that equal layers share: a sum would be a new one for each edge.
     return parts[0] if len(parts) == 1 else np.sum(parts, axis=0) if parts else None
-
-
-def _cheapest(costs: Node, node: int, edges: Sequence[_Adjacent], is_meant: np.ndarray, states: np.ndarray) -> int:
-    """Return the cheapest state of the node among those ``is_meant`` that are compatible with its neighbours.
-
-    The cheapest has the least memory, then the least time, then the least transient memory. If none is compatible, the
-    cheapest of all compatible states is returned: where nothing is resharded, saving and regathering a copy are the same,
-    and one of them may be missing.
-    """
-    mem, time_ns, transient_bytes = costs.mem_bytes.copy(), costs.time_ns.copy(), np.zeros_like(costs.mem_bytes)
-    for edge, transient in edges:
-        index = (slice(None), states[edge.target]) if edge.source == node else (states[edge.source], slice(None))
-        mem += edge.mem_bytes[index]
-        time_ns += edge.time_ns[index]
-        if transient is not None:
-            transient_bytes += transient[index]
-    is_allowed = np.maximum(mem, time_ns) < INFEASIBLE
-    candidates = np.flatnonzero(is_allowed & is_meant if (is_allowed & is_meant).any() else is_allowed)
-    return int(candidates[np.lexsort((transient_bytes[candidates], time_ns[candidates], mem[candidates]))[0]])

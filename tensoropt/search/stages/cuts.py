@@ -108,9 +108,8 @@ def balanced(
     def predicted_us(cuts: Sequence[int]) -> float:
         stages = stages_at(cuts)
         try:
-            if not all(places.variables & members for members in stages.members):
-                return math.inf
-            if why_not_placed(stages, blocks, placed) is not None:
+            is_trained = all(places.variables & members for members in stages.members)
+            if not is_trained or why_not_placed(stages, blocks, placed) is not None:
                 return math.inf
             again_us = places.again_us(cuts, blocks)
             return estimated_us(stages, times.hardware, blocks, stage_times, schedule, again_us)

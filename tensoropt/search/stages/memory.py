@@ -6,7 +6,7 @@ The peak is that of :mod:`...program.pass_memory`, which compiled kernels count 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +14,9 @@ import numpy as np
 
 from ...common.garbage import older_objects_kept
 from ...costs.resharding_costs import shard_bytes
-from ...ir.graph import Operator
 from ...program.pass_memory import Messages, PassMemory, peak_together
 from ...program.schedule import StepOrder
 from ...program.stage_ends import StageEnds
-from ...rules.rule import Config, Interface
 from ...sharding.stages import Crossing, StageModel
 from ..frontiers.model_frontier import ModelFrontier
 from .times import runs_in_order
@@ -151,13 +149,17 @@ def _stage_of(frontier: ModelFrontier) -> StageModel:
 
 def _crossing_bytes(frontier: ModelFrontier, points: np.ndarray, crossings: Sequence[Crossing]) -> np.ndarray:
     """Return the bytes of a device's shards of tensors that a stage sends or is sent, of a micro-batch, int64[points]."""
-    times = Counter(crossing.tensor for crossing in crossings)
-
-    def result_bytes(op: Operator, config: Config, interface: Interface) -> int:
-        results = zip(op.outputs, interface.results, strict=True)
-        return sum(times[tensor.name] * shard_bytes(tensor, layout) for tensor, layout in results)
-
-    return _summed(frontier, points, lambda op: any(tensor.name in times for tensor in op.outputs), result_bytes)
+    times, strategies = Counter(crossing.tensor for crossing in crossings), frontier.found.strategies[points]
+    total = np.zeros(len(points), np.int64)
+    for number, (node, states) in enumerate(frontier.built.nodes):
+        for op, interfaces, index in zip(node.operators, states.interfaces, states.index, strict=True):
+            crossing = [(k, tensor) for k, tensor in enumerate(op.outputs) if tensor.name in times]
+            if crossing:
+                numbers, inverse = np.unique(index[strategies[:, number]], return_inverse=True)
+                layouts = [interfaces[i].results for i in numbers.tolist()]
+                n_bytes = [sum(times[tensor.name] * shard_bytes(tensor, at[k]) for k, tensor in crossing) for at in layouts]
+                total += np.array(n_bytes, np.int64)[inverse]
+    return total
 
 
 def _ahead_bytes(model: StageModel) -> int:
@@ -167,21 +169,3 @@ def _ahead_bytes(model: StageModel) -> int:
     """
     ahead = {crossing.tensor for crossing in model.stages.crossings if crossing.is_ahead and crossing.source == model.index}
     return 2 * sum(model.stages.whole.graph.tensors[name].mem_bytes for name in ahead)
-
-
-def _summed(
-    frontier: ModelFrontier,
-    points: np.ndarray,
-    counts: Callable[[Operator], bool],
-    n_bytes: Callable[[Operator, Config, Interface], int],
-) -> np.ndarray:
-    """Return for each point the sum over those operators that count, int64[len(points)]."""
-    strategies, total = frontier.found.strategies[points], np.zeros(len(points), np.int64)
-    for number, (node, states) in enumerate(frontier.built.nodes):
-        for op, configs, interfaces, index in zip(
-            node.operators, states.configs, states.interfaces, states.index, strict=True
-        ):
-            if counts(op):
-                numbers, inverse = np.unique(index[strategies[:, number]], return_inverse=True)
-                total += np.array([n_bytes(op, configs[i], interfaces[i]) for i in numbers.tolist()], np.int64)[inverse]
-    return total

@@ -112,7 +112,7 @@ def why_not_placed(stages: Stages, blocks: Sequence[Block], placed: Mapping[str,
     for name, block in placed.items():
         if block not in blocks or name not in stages.members[blocks.index(block)]:
             op = stages.whole.graph.operators[name]
-            homes = [Block(*home) for home, members in zip(blocks, stages.members, strict=True) if name in members]
+            homes = [home for home, members in zip(blocks, stages.members, strict=True) if name in members]
             place = f"with what uses it on devices {listed(homes[0].devices)}" if homes else "in no stage"
             return f"{_placed_text(op, block)}, but it is {place}; place it there"
     return None

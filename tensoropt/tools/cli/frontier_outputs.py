@@ -14,7 +14,7 @@ from ...common.files import check_writable
 from ...common.progress import Display
 from ...costs.objectives import MEMORY_TIME
 from ...ft import ALGORITHMS
-from ...search.baselines import OTHERS
+from ...search.algorithms import OTHERS
 from .answers import check_apart
 
 if TYPE_CHECKING:

@@ -166,9 +166,8 @@ def _curve(
     with nothing_collected():
         import_tensorflow()
         from ...report.recommendation import of_curve, row_text
-        from ...search.asked import Request, assumptions, limit_of
         from ...search.options import profiling
-        from ...search.request import ONCE
+        from ...search.request import ONCE, Request, assumptions, limit_of
         from ..offline import record_named
 
     display, batches = display_here(), batches_of(arguments)

@@ -22,7 +22,7 @@ from ...costs.objectives import MEMORY_TIME, PAIRS, TIME_COST, parse_objectives
 from ...ft import ALGORITHMS, BY_DEFAULT, Budget
 from ...profiling.hardware import Hardware, HardwareError, resolve
 from ...runtime.ranks import display_here
-from ...search.baselines import BY_SIMULATION, MONTE_CARLO_SECONDS, OTHERS
+from ...search.algorithms import BY_SIMULATION, MONTE_CARLO_SECONDS, OTHERS
 from ...search.problem.choices import CHOICES, checked_choices
 from ...search.problem.config_space import SPACES
 from .answers import add_training_arguments, files_read
@@ -32,7 +32,7 @@ from .frontier_outputs import add_baselines, add_report_argument, baselines_of, 
 if TYPE_CHECKING:
     from ...plan.plan import Plan
     from ...plan.scaling_curve import Curve
-    from ...search.asked import Request
+    from ...search.request import Request
     from ..recorded import Recorded
 
 DEFAULT_DEVICE, PER_MACHINE = "v100", 8
@@ -217,8 +217,8 @@ def _search(arguments: argparse.Namespace, during: contextlib.ExitStack) -> bool
     with nothing_collected():
         import_tensorflow()
         from ...plan.scaling_curve import Curve
-        from ...search.asked import Request, assumptions, checked_micro_batches
         from ...search.problem.splittable import check_usable
+        from ...search.request import Request, assumptions, checked_micro_batches
         from ..offline import record_named
         from .search_outputs import write_result
         from .search_report import SearchSetup, introduction

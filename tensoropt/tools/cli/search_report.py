@@ -17,7 +17,7 @@ from ...plan.plan import Plan
 from ...plan.scaling_curve import Curve
 from ...profiling.hardware import Hardware
 from ...rules.registry import rule_of
-from ...search.baselines import SPACES as BASELINE_SPACES
+from ...search.algorithms import SPACES as BASELINE_SPACES
 from ...search.frontiers.model_frontier import ModelFrontier
 from ...search.problem.config_space import described
 

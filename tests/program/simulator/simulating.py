@@ -17,7 +17,6 @@ from tensoropt.ir.graph import Operator
 from tensoropt.profiling.hardware import Hardware, Link, Topology, named
 from tensoropt.profiling.hardware_costs import CollectiveCosts
 from tensoropt.program.simulator.actions import Chain, StepActions
-from tensoropt.program.simulator.delta import Event
 from tensoropt.program.simulator.full import simulate_tasks, task_graph
 from tensoropt.program.simulator.network import Network
 from tensoropt.program.simulator.step_graph import StepGraph, step_graph
@@ -25,6 +24,7 @@ from tensoropt.program.simulator.timeline import StepTimeline, additive_ns, time
 from tensoropt.program.simulator.topology_network import TopologyNetwork, network_of
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.rule import Config, OperandSharding, configs
+from tensoropt.search.flexflow.delta import Event
 from tensoropt.sharding.consumers import consumers_of, sharding_of, shareable_copies
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.resharding import PathFinder

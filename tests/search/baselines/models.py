@@ -12,8 +12,8 @@ from tensoropt import zoo
 from tensoropt.ft import Budget
 from tensoropt.profiling.hardware import named
 from tensoropt.rules.rule import Config
-from tensoropt.search.baselines.task import BaselineTask
 from tensoropt.search.frontiers.model_frontier import ModelFrontier
+from tensoropt.search.task import BaselineTask
 from tensoropt.sharding.model import Model
 from tensoropt.tools.offline import record
 

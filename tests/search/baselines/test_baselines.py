@@ -19,8 +19,9 @@ from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.plan.build import cost_entries
 from tensoropt.profiling.hardware import named
 from tensoropt.reschedule.layout import Layout, is_view
-from tensoropt.search.baselines import BASELINES, search_baseline
-from tensoropt.search.frontiers.find_frontier import find_baseline
+from tensoropt.search.algorithms import BASELINES
+from tensoropt.search.baselines import search_baseline
+from tensoropt.search.frontiers.find_other import find_baseline
 from tensoropt.search.frontiers.model_frontier import ModelFrontier
 from tensoropt.sharding.consumers import Consumer, consumers_of, sharding_of
 from tensoropt.sharding.resharding import PathFinder, PlainCosts

@@ -13,7 +13,7 @@ from helpers.large import first
 from matplotlib.figure import Figure
 
 from tensoropt.ft import Frontier
-from tensoropt.search.baselines import BASELINES
+from tensoropt.search.algorithms import BASELINES
 from tensoropt.search.compare import Comparison, compare
 from tensoropt.tools.cli.main import main
 

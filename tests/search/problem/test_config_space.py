@@ -47,7 +47,7 @@ def problem_of(name: str, cluster: str, space: str) -> StrategyProblem:
     mesh = hardware.mesh()
     reshardings = ReshardingCosting(mesh, CollectiveCosts(hardware, mesh))
     costing = OperatorCosting(model.graph, model.backward, OperatorCosts(hardware), reshardings)
-    return ProblemBuilder(model.graph, model.backward, costing, mesh, space).build()
+    return ProblemBuilder(costing, mesh, space).build()
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -75,7 +75,7 @@ def test_operators_that_differ_in_saved_results_share_no_states() -> None:
     model, hardware = record(products, "products").model, named("v100-1x4")
     costing = costing_of(model, hardware, hardware.mesh())
     for space in (FULL, COMPACT):
-        built = ProblemBuilder(model.graph, model.backward, costing, hardware.mesh(), space).build()
+        built = ProblemBuilder(costing, hardware.mesh(), space).build()
         for node, states in built.nodes:
             total = np.zeros(states.n_states, np.int64)
             for op, of_op, index in zip(node.operators, states.configs, states.index, strict=True):

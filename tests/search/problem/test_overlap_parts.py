@@ -22,7 +22,7 @@ from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.ir.graph import VARIABLE
 from tensoropt.plan.build import cost_entries
 from tensoropt.profiling.hardware import named
-from tensoropt.search.frontiers.find_frontier import find_baseline
+from tensoropt.search.frontiers.find_other import find_baseline
 from tensoropt.search.frontiers.model_frontier import ModelFrontier
 from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.search.problem.config_space import COMPACT, FULL
@@ -47,7 +47,7 @@ def test_overlappable_times_are_those_of_gradients_to_variables(name: str) -> No
     """Random strategies, in the space whose nodes are operators: what is hidden is simulated from their reshardings."""
     model, mesh = model_of(name), HARDWARE.mesh()
     costing = costing_of(model, HARDWARE, mesh)
-    built = ProblemBuilder(model.graph, model.backward, costing, mesh, FULL).build()
+    built = ProblemBuilder(costing, mesh, FULL).build()
     rng = np.random.default_rng(0)
     hidden = []
     for _ in range(6):
@@ -104,7 +104,7 @@ def _hidden_ns(view: StrategyView, costing: OperatorCosting) -> int:
 @pytest.mark.parametrize("space", [FULL, COMPACT])
 def test_a_strategy_has_the_states_that_it_came_from(name: str, space: str) -> None:
     model, mesh = model_of(name), HARDWARE.mesh()
-    built = ProblemBuilder(model.graph, model.backward, costing_of(model, HARDWARE, mesh), mesh, space).build()
+    built = ProblemBuilder(costing_of(model, HARDWARE, mesh), mesh, space).build()
     rng = np.random.default_rng(1)
     states = np.array([rng.integers(node.n_states) for node in built.problem.nodes], np.int32)
     again = built.states_of(built.strategy(states))

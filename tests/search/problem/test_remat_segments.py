@@ -88,7 +88,7 @@ def test_what_is_offered_of_a_layer_does_not_depend_on_how_many_there_are(n_laye
     hardware, model = named("v100-1x1"), zoo.record(lambda: chain(n_layers), "sgd").model
     mesh = hardware.mesh(1)
     costing = costing_of(model, hardware, mesh)
-    built = ProblemBuilder(model.graph, model.backward, costing, mesh, "full").build_rematerializing()
+    built = ProblemBuilder(costing, mesh, "full").build_rematerializing()
     offered = {op.type: 0 for op in model.graph.operators.values()}
     for node, states in built.nodes:
         for i in states.rematerialized:

@@ -22,7 +22,7 @@ from tensoropt.tools.offline import record
 def problems(model: Model, space: str, choices: Choices) -> tuple[StrategyProblem, StrategyProblem | None]:
     mesh = HARDWARE.mesh(4)
     costing = costing_of(model, HARDWARE, mesh)
-    builder = ProblemBuilder(model.graph, model.backward, costing, mesh, space, choices=choices)
+    builder = ProblemBuilder(costing, mesh, space, choices=choices)
     return builder.build(), builder.build_rematerializing()
 
 

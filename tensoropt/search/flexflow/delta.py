@@ -1,10 +1,10 @@
 """The delta simulation: the step of a strategy that differs from one that was simulated, with only what that changes.
 
 FlexFlow's Algorithm 2 updates the task graph and then the times of the tasks that change. Here the graph never changes: a
-strategy decides only the chain of actions of each node (:mod:`.step_graph`), and a change of one operator gives a few nodes
-other chains. Nothing differs before the first of these nodes becomes ready. So the state of the simulation is kept at
-:data:`N_SAVED` points, and the events are processed again from the last point before that one. The timeline is the full
-simulation's, to the nanosecond: both take the same events in the same order.
+strategy decides only the chain of actions of each node (:mod:`...program.simulator.step_graph`), and a change of one
+operator gives a few nodes other chains. Nothing differs before the first of these nodes becomes ready. So the state of the
+simulation is kept at :data:`N_SAVED` points, and the events are processed again from the last point before that one. The
+timeline is the full simulation's, to the nanosecond: both take the same events in the same order.
 
 A changed strategy is *tried*; then it is kept, or forgotten at no cost.
 
@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .actions import Chain
-from .event_tables import Buffers, WorkTables, largest, packed
-from .network import Network
-from .step_graph import StepGraph
+from ...program.simulator.actions import Chain
+from ...program.simulator.event_tables import Buffers, WorkTables, largest, packed
+from ...program.simulator.network import Network
+from ...program.simulator.step_graph import StepGraph
 
 N_SAVED = 16
 
@@ -111,7 +111,7 @@ class DeltaSimulation:
 
     def _run(self, buffers: Buffers, n_same: int) -> int:
         """Process events from the last saved point of at most ``n_same`` events of the kept step; return their number."""
-        from .events import run  # here, since it loads Numba
+        from ...program.simulator.events import run  # here, since it loads Numba
 
         kept, n_slots = self._kept, len(self._missing)
         chosen = n_same // kept.stride

@@ -1,23 +1,25 @@
-"""Define the task that a baseline is given, its answer, and what it can't be asked."""
+"""Define the task that a baseline is given, and its answer; cost one strategy, as some baselines choose."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 
-from ...common.errors import InputError
-from ...costs.objectives import MEMORY_TIME, Objectives
-from ...costs.operator_costs import OperatorCosting
-from ...ft import ALGORITHMS, Frontier
-from ...ir.graph import Graph, Operator
-from ...reschedule.mesh import Mesh
-from ...rules.registry import rule_of
-from ...rules.rule import Config, Rule
-from ..problem.builder import ProblemBuilder
-from ..problem.config_space import FULL, Assignments
-from ..problem.fusion_groups import FusionGroup
-from ..problem.strategy_problem import StrategyProblem
+import numpy as np
+
+from ..costs.operator_costs import OperatorCosting
+from ..ft import Frontier, InfeasibleError
+from ..ft.problem import Problem
+from ..ft.weighted.weighted_search import Least, WeightedSearch
+from ..ir.graph import Graph, Operator
+from ..reschedule.mesh import Mesh
+from ..rules.registry import rule_of
+from ..rules.rule import Config, Rule
+from .problem.builder import ProblemBuilder
+from .problem.config_space import FULL, Assignments
+from .problem.fusion_groups import FusionGroup
+from .problem.strategy_problem import StrategyProblem
 
 Report = Callable[[str, int, int], None]
 
@@ -71,11 +73,8 @@ class BaselineTask:
             self.progress("search", n_done, total)
 
     def _build(self, space: str, states: Callable[[FusionGroup], Assignments] | None) -> StrategyProblem:
-        builder = ProblemBuilder(self.graph, self.costing.backward, self.costing, self.mesh, space, states=states)
-        if self.progress is not None:
-            report = self.progress
-            builder = replace(builder, progress=lambda n_done, total: report("costs", n_done, total))
-        return builder.build()
+        report = self.progress and partial(self.progress, "costs")
+        return ProblemBuilder(self.costing, self.mesh, space, progress=report, states=states).build()
 
 
 @dataclass(frozen=True)
@@ -93,23 +92,17 @@ class BaselineResult:
     note: str = ""
 
 
-def check_arguments(algorithm: str, micro_batches: int, objectives: Objectives, is_forced: bool) -> None:
-    """Check that a baseline or another algorithm can follow the arguments of a search.
+def of_one_strategy(task: BaselineTask, configs: Mapping[str, Config], algorithm: str) -> BaselineResult:
+    """Return the point of a strategy with the shared copies that take the least time."""
+    problem = task.of_strategy(configs)
+    fastest = WeightedSearch(problem.problem).least((0, 1))
+    return BaselineResult(problem, point_of(problem.problem, fastest, algorithm))
 
-    Raises:
-        InputError: it can't follow one.
-    """
-    if micro_batches > 1:
-        raise InputError(
-            f"algorithm '{algorithm}' takes no micro-batches, got micro_batches={micro_batches}; leave them out, or search "
-            f"with {ALGORITHMS[0]}"
-        )
-    if objectives != MEMORY_TIME:
-        raise InputError(
-            f"algorithm '{algorithm}' has objectives of its own, got {','.join(objectives)}; leave out the objectives, or "
-            f"search with {ALGORITHMS[0]}"
-        )
-    if is_forced:
-        raise InputError(
-            f"algorithm '{algorithm}' decides by itself what is split; leave out force=, or search with {ALGORITHMS[0]}"
-        )
+
+def point_of(problem: Problem, optimum: Least, algorithm: str) -> Frontier:
+    """Return the strategy that a weighted search found, as a frontier of one point."""
+    if optimum.strategy is None:
+        raise InfeasibleError("its configs in a micro-batch can't be had at the full batch")
+    mem_bytes, time_ns = problem.cost(optimum.strategy.tolist())
+    costs = np.array([[mem_bytes], [time_ns]], np.int64)
+    return Frontier(costs[0], costs[1], optimum.strategy[None], {}, algorithm)
