@@ -187,20 +187,16 @@ def _of_convolution(op: tf.Operation, gradient: Any) -> Gradients:
 
 def _register() -> frozenset[str]:
     """Register the gradients of this module with TensorFlow, for each set of operands; return the names."""
-    names = [_name(MEAN, (0,))]
-    tf.RegisterGradient(names[0])(_of_mean)
+    functions: dict[str, Callable[[tf.Operation, Any], Gradients]] = {_name(MEAN, (0,)): _of_mean}
     for positions in ((0,), (1,), (0, 1)):
-        names.append(_name(BIAS_ADD, positions))
-        tf.RegisterGradient(names[-1])(_of_bias_add)
+        functions[_name(BIAS_ADD, positions)] = _of_bias_add
+        functions.update((_name(op_type, positions), _broadcasting(positions)) for op_type in _BROADCASTING)
     for op_type, positions in ((CONVOLUTION, (0, 1)), (DEPTHWISE, (0, 1)), (CONVOLUTION + TRANSPOSED, (1, 2))):
         for subset in ((), positions[:1], positions[1:], positions):
-            names.append(_name(op_type, subset))
-            tf.RegisterGradient(names[-1])(_of_convolution)
-    for op_type in _BROADCASTING:
-        for positions in ((0,), (1,), (0, 1)):
-            names.append(_name(op_type, positions))
-            tf.RegisterGradient(names[-1])(_broadcasting(positions))
-    return frozenset(names)
+            functions[_name(op_type, subset)] = _of_convolution
+    for name, function in functions.items():
+        tf.RegisterGradient(name)(function)
+    return frozenset(functions)
 
 
 _REGISTERED = _register()

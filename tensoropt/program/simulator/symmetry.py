@@ -98,16 +98,13 @@ def symmetry_of(topology: Topology, mesh: Mesh, is_merged: bool = True) -> Symme
         n_colours = len(set(devices)) + len(set(links))
         colours = _colours_of_components(tuple(flows.values()), devices, links)
         of_link: list[list[tuple[int, int, int]]] = [[] for _ in links]
-        for number, (flow, of_flow) in enumerate(zip(flows.values(), colours, strict=True)):
+        of_flows = list(zip(flows.values(), colours, strict=True))
+        for number, (flow, of_flow) in enumerate(of_flows):
             for component, colour in zip(flow.components, of_flow, strict=True):
                 for link, sends in component.loads.items():
                     of_link[link].append((number, colour, sends))
-        devices = _numbered(
-            [
-                (own, tuple(of_flow[flow.of_device[rank]] for flow, of_flow in zip(flows.values(), colours, strict=True)))
-                for rank, own in enumerate(devices)
-            ]
-        )
+        near = [tuple(of_flow[flow.of_device[rank]] for flow, of_flow in of_flows) for rank in range(mesh.n_devices)]
+        devices = _numbered(zip(devices, near, strict=True))
         links = _numbered([(own, tuple(used)) for own, used in zip(links, of_link, strict=True)])
     used = {link for flow in flows.values() for component in flow.components for link in component.loads}
     final = {
