@@ -97,8 +97,9 @@ class CommunicatingBackend(_Unwatched):
             rank_path = RankPath.of(with_all_reduces_of_pairs(path) if self.is_over_link else path, self.rank)
             return self._announced(text, lambda shard: [rank_path.run(shard, self.communicator)])
         (step,) = path.steps
-        reduce = self.communicator.all_reduce
-        return self._announced(text, lambda shard: [reduce(step.group_axes, np.ascontiguousarray(shard), reduction)])
+        return self._announced(
+            text, lambda shard: [self.communicator.all_reduce(step.group_axes, np.ascontiguousarray(shard), reduction)]
+        )
 
     def together(self, paths: Sequence[Path], text: str) -> Runner:
         """Return a function that sums several arrays in one all-reduce, over the axes that all paths share."""
