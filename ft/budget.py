@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MAX_TABLE_CELLS = 1 << 12
-MAX_POINTS = 10_000
-MAX_WORK = 1e8
-
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -31,9 +27,9 @@ class Budget:
         ValueError: a limit is out of range.
     """
 
-    max_points: int = MAX_POINTS
-    max_table_cells: int = MAX_TABLE_CELLS
-    max_work: float = MAX_WORK
+    max_points: int = 10_000
+    max_table_cells: int = 1 << 12
+    max_work: float = 1e8
     seconds: float = 5.0
     gap: float = 0.0
 

@@ -92,10 +92,13 @@ class Frontier:
             f"(median {self.median_gap:.2%}), by {self.bound.source}"
         )
 
+    def lower_bound(self, source: str = "") -> LowerBound:
+        """Return the lower bound of all strategies: if the points are exact these, as proven by ``source``."""
+        return self.bound or LowerBound(self.mem_bytes, self.time_ns, source)
+
     def least_time(self, mem_bytes: Ints) -> Ints:
         """Return the least time that a strategy of at most this memory could have, int64[K]; see :class:`.LowerBound`."""
-        bound = self.bound or LowerBound(self.mem_bytes, self.time_ns, "")
-        return bound.least_time(mem_bytes)
+        return self.lower_bound().least_time(mem_bytes)
 
     def __len__(self) -> int:
         return len(self.mem_bytes)
@@ -103,11 +106,18 @@ class Frontier:
     def with_points(self, mem_bytes: Ints, time_ns: Ints, strategies: npt.NDArray[np.int32]) -> Frontier:
         """Return the frontier of its points and further ones, each with its strategy; of equal points, its own stay.
 
-        All else is this frontier's, the lower bound too.
+        All else is this frontier's, the lower bound too unless the points now meet it.
         """
         mem_bytes, time_ns, indices = union(self.mem_bytes, self.time_ns, mem_bytes, time_ns)
         strategies = np.concatenate([self.strategies, strategies])[indices]
-        return replace(self, mem_bytes=mem_bytes, time_ns=time_ns, strategies=strategies)
+        return settled(replace(self, mem_bytes=mem_bytes, time_ns=time_ns, strategies=strategies))
+
+    def joined(self, other: Frontier) -> Frontier:
+        """Return the frontier of two searches' points, with the lower bound that both prove and the other's eliminations."""
+        if self.bound is None or other.bound is None:
+            return self if self.bound is None else other
+        together = replace(self, eliminations=other.eliminations, bound=self.bound.tightened(other.bound))
+        return together.with_points(other.mem_bytes, other.time_ns, other.strategies)
 
     def fastest(self) -> int:
         """Return the index of the point with the least time, which has the most memory."""

@@ -26,8 +26,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from .elimination.solver import Report
-from .elimination.tracking import Limits, Tracked, track
+from .elimination.solver import Limits, Report
+from .elimination.tracking import Tracked, track
 from .lower_bound import LowerBound
 from .presolve.dead_end_elimination import without_replaceable
 from .presolve.supported_states import supported_states

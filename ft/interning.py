@@ -4,55 +4,28 @@ Models repeat their layers, and so do the costs of their nodes and edges. What i
 arrays that are the same object. Arrays that are only equal, because each layer's were built or restricted by themselves, are
 replaced by the first of them.
 
-Within ``with unfolded():`` nothing is taken for equal, and everything is computed for each part of a problem by itself: the
-slow oracle of what is shared.
-
 Complexity: two passes over the cells of arrays that are different objects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-
-import numpy as np
-
 from .problem import Edge, Ints, Node, Problem, identity
-
-_FOLDS = ContextVar("folds", default=True)
-
-
-def folds() -> bool:
-    """Return whether what is equal is computed once: always, but within :func:`unfolded`."""
-    return _FOLDS.get()
-
-
-@contextmanager
-def unfolded() -> Iterator[None]:
-    """Let searches compute everything again for each part of a problem, for tests and for benchmarks."""
-    token = _FOLDS.set(False)
-    try:
-        yield
-    finally:
-        _FOLDS.reset(token)
 
 
 class Interned:
     """The first of each kind of equal arrays that it was called with."""
 
     def __init__(self) -> None:
-        self._by_identity: dict[tuple[object, ...], Ints] = {}
+        # With the arrays themselves, so that no others can get their addresses.
+        self._by_identity: dict[tuple[object, ...], tuple[Ints, Ints]] = {}
         self._by_sums: dict[tuple[object, ...], list[Ints]] = {}
-        self._alive: list[Ints] = []  # no other array can get the address of one of these
 
     def __call__(self, array: Ints) -> Ints:
         """Return the first array that is equal to this one; often the array itself."""
         key = identity(array)
         if key not in self._by_identity:
-            self._alive.append(array)
-            self._by_identity[key] = self._first(array) if folds() else array
-        return self._by_identity[key]
+            self._by_identity[key] = array, self._first(array)
+        return self._by_identity[key][1]
 
     def _first(self, array: Ints) -> Ints:
         # Sums tell nearly all different arrays apart; those with equal ones are compared cell by cell.
@@ -65,8 +38,8 @@ class Interned:
 
 
 def interned(problem: Problem) -> Problem:
-    """Return the problem with equal arrays as one object; within :func:`unfolded`, with no two arrays as one."""
-    first: Callable[[Ints], Ints] = Interned() if folds() else np.copy
+    """Return the problem with equal arrays as one object."""
+    first = Interned()
     nodes = (Node(node.name, first(node.mem_bytes), first(node.time_ns)) for node in problem.nodes)
     edges = (Edge(edge.source, edge.target, first(edge.mem_bytes), first(edge.time_ns)) for edge in problem.edges)
     return Problem(tuple(nodes), tuple(edges))

@@ -23,10 +23,7 @@ def reduce_sorted(mem: Ints, time: Ints) -> Ints:
 
     A point is kept where its time is below that of all points before it: of equal points, the first.
     """
-    if len(mem) == 0:
-        return np.empty(0, np.int64)
-    is_minimal = np.empty(len(mem), np.bool_)
-    is_minimal[0] = True
+    is_minimal = np.ones(len(mem), np.bool_)
     is_minimal[1:] = time[1:] < np.minimum.accumulate(time)[:-1]
     return np.flatnonzero(is_minimal)
 

@@ -33,24 +33,22 @@ class InfeasibleError(ValueError):
     """Raised where no strategy is allowed; the message names the node or edge that shows it."""
 
 
-def _checked_view(array: npt.ArrayLike, n_dims: int) -> Ints | None:
-    """Return the checked view of an array of another node or edge, which must not be changed; None of any other array."""
-    view = _CHECKED.get(id(array))
+def _costs(owner: Node | Edge, what: str, n_dims: int) -> Ints:
+    """Return the owner's memory or time as a read-only int64 view, checked unless another node or edge has it."""
+    costs = getattr(owner, what)
+    view = _CHECKED.get(id(costs))
     # As long as the view is there, what it is a view of is there too, so that no other array has its id.
-    return view if view is not None and (view is array or view.base is array) and view.ndim == n_dims else None
-
-
-def _costs(costs: npt.ArrayLike, what: str, owner: str, n_dims: int) -> Ints:
-    """Return ``costs`` as a read-only int64 view, checked; ``what`` and ``owner`` name it in errors."""
-    array = np.asarray(costs)
+    if view is not None and (view is costs or view.base is costs) and view.ndim == n_dims:
+        return view
+    array, name = np.asarray(costs), f"{what} of {_label(owner)}"
     if not np.issubdtype(array.dtype, np.integer):
-        raise TypeError(f"{what} of {owner} must be integers (bytes, nanoseconds), got {array.dtype}; round them first")
+        raise TypeError(f"{name} must be integers (bytes, nanoseconds), got {array.dtype}; round them first")
     if array.ndim != n_dims or array.size == 0:
         expected = "[K] with K >= 1" if n_dims == 1 else "[K source, K target] with both K >= 1"
-        raise ValueError(f"{what} of {owner} must have shape {expected}, got {array.shape}")
+        raise ValueError(f"{name} must have shape {expected}, got {array.shape}")
     if array.min() < 0 or array.max() > np.iinfo(np.int64).max:
         worst = array.min() if array.min() < 0 else array.max()
-        raise ValueError(f"{what} of {owner} must lie in [0, 2^63), got {worst}; INFEASIBLE means not allowed")
+        raise ValueError(f"{name} must lie in [0, 2^63), got {worst}; INFEASIBLE means not allowed")
     result: Ints = array.astype(np.int64, copy=False).view()
     result.flags.writeable = False
     _CHECKED[id(result)] = result
@@ -66,12 +64,7 @@ def _label(owner: Node | Edge) -> str:
 
 def _set_costs(owner: Node | Edge, n_dims: int) -> None:
     """Check the owner's two cost arrays and replace them with read-only views."""
-    mem_bytes = _checked_view(owner.mem_bytes, n_dims)
-    if mem_bytes is None:
-        mem_bytes = _costs(owner.mem_bytes, "mem_bytes", _label(owner), n_dims)
-    time_ns = _checked_view(owner.time_ns, n_dims)
-    if time_ns is None:
-        time_ns = _costs(owner.time_ns, "time_ns", _label(owner), n_dims)
+    mem_bytes, time_ns = _costs(owner, "mem_bytes", n_dims), _costs(owner, "time_ns", n_dims)
     if mem_bytes.shape != time_ns.shape:
         shapes = mem_bytes.shape, time_ns.shape
         raise ValueError(f"mem_bytes and time_ns of {_label(owner)} must have one shape, got {shapes}")

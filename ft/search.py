@@ -24,8 +24,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from .budget import Budget
+from .elimination.solver import Limits
 from .elimination.table_graph import TableGraph, TooLargeError
-from .elimination.tracking import Limits, track
+from .elimination.tracking import track
 from .frontier import Frontier, settled
 from .guided import Guide
 from .interning import interned
@@ -42,10 +43,6 @@ ALGORITHMS = ("ft-ldp", "ft-elimination", "exhaustive")
 MAX_PAIRS = 1 << 21
 """Pairs of states over all edges up to which an exact solution is tried first."""
 _MORE = 4
-
-
-class _TimeIsUp(Exception):
-    """The deadline passed before a round was finished."""
 
 
 def search(
@@ -83,7 +80,8 @@ class _Search:
         self.start, self.deadline = time.monotonic(), math.inf
 
     def run(self) -> Frontier:
-        self._tell(0)
+        if self.progress is not None:
+            self.progress(0, len(self.problem.nodes))
         supported_states(self.problem)  # else it says where the contradiction is
         if all(node.n_states == 1 for node in self.problem.nodes):
             return replace(exhaustive(self.problem), algorithm=self.algorithm)
@@ -110,7 +108,7 @@ class _Search:
             try:
                 guide.round(self.deadline)
                 best = self._with_guided(best, guide)
-            except (TimeIsUpError, _TimeIsUp):
+            except TimeIsUpError:
                 break
         return best
 
@@ -123,7 +121,7 @@ class _Search:
         assert guide.found is not None
         points = guide.found
         guided = Frontier(points.mem, points.time, points.strategies, guide.counts, self.algorithm, guide.bound)
-        return settled(guided) if best is None else _joined(best, guided)
+        return settled(guided) if best is None else best.joined(guided)
 
     def _tracked(self, limits: Limits) -> Frontier | None:
         """Return the frontier, by eliminations alone; None if that takes too much.
@@ -145,20 +143,8 @@ class _Search:
         return settled(Frontier(tracked.mem, tracked.time, strategies, tracked.counts, self.algorithm, bound))
 
     def _report(self, graph: TableGraph) -> None:
-        """Report progress; raise ``_TimeIsUp`` if the deadline has passed."""
+        """Report progress; raise ``TimeIsUpError`` if the deadline has passed."""
         if time.monotonic() > self.deadline:
-            raise _TimeIsUp
+            raise TimeIsUpError
         if self.progress is not None:
-            self._tell(max(len(self.problem.nodes) - len(graph.variables), 0))
-
-    def _tell(self, n_done: int) -> None:
-        if self.progress is not None:
-            self.progress(n_done, len(self.problem.nodes))
-
-
-def _joined(one: Frontier, other: Frontier) -> Frontier:
-    """Return the frontier of the points of both searches, with the lower bound that both prove together."""
-    if one.bound is None or other.bound is None:
-        return one if one.bound is None else other
-    union = one.with_points(other.mem_bytes, other.time_ns, other.strategies)
-    return settled(replace(union, eliminations=other.eliminations, bound=one.bound.tightened(other.bound)))
+            self.progress(max(len(self.problem.nodes) - len(graph.variables), 0), len(self.problem.nodes))

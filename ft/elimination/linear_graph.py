@@ -38,16 +38,11 @@ def linear_graphs(graph: TableGraph) -> list[tuple[int, ...]]:
     parts = sorted(tuple(sorted(part)) for part in nx.connected_components(neighbourhood))
     marks = {variable for part in parts for variable in (part[0], part[-1])} | set(nx.articulation_points(neighbourhood))
     tree = nx.Graph()
+    tree.add_nodes_from(marks)
     for index, block in enumerate(nx.biconnected_components(neighbourhood)):
         tree.add_edges_from((("block", index), variable) for variable in block & marks)
-    return [_path(tree, part[0], part[-1]) for part in parts]
-
-
-def _path(tree: nx.Graph, first: int, last: int) -> tuple[int, ...]:
-    """Return the variables on the path between two variables of the tree of components and cut vertices."""
-    if first == last:
-        return (first,)
-    return tuple(variable for variable in nx.shortest_path(tree, first, last) if isinstance(variable, int))
+    paths = (nx.shortest_path(tree, part[0], part[-1]) for part in parts)
+    return [tuple(variable for variable in path if isinstance(variable, int)) for path in paths]
 
 
 def _neighbourhood(graph: TableGraph) -> nx.Graph:

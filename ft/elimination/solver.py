@@ -7,6 +7,7 @@ Exact eliminations are done while no table becomes too large. Where one would, a
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ..problem import InfeasibleError
 from .ldp import linear_dynamic_programming
@@ -15,21 +16,33 @@ from .table_graph import Effort, TableGraph, TooLargeError
 Report = Callable[[TableGraph], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of one run.
+
+    Attributes:
+        max_cells: the most cells of a table that an elimination may make.
+        max_work: the most sums of points that may be looked at in all, as estimated.
+        is_strict: whether the run ends where ``max_cells`` is reached, instead of going on with heuristic elimination.
+    """
+
+    max_cells: int
+    max_work: float = float("inf")
+    is_strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Solver:
     """Solves graphs of tables.
 
-    Args:
+    Attributes:
         use_ldp: whether to keep the linear graph for LDP.
-        max_cells: the most cells of a table that an exact elimination may make.
         report: called after each elimination.
-        is_strict: whether ``solve`` raises where an elimination would take too much.
     """
 
-    def __init__(self, use_ldp: bool, max_cells: int, report: Report, is_strict: bool = False) -> None:
-        self.use_ldp = use_ldp
-        self.max_cells = max_cells
-        self.report = report
-        self.is_strict = is_strict
+    use_ldp: bool
+    limits: Limits
+    report: Report
 
     def solve(self, graph: TableGraph) -> TableGraph:
         """Reduce the graph, which is used up, to one table with an empty scope whose points are real strategies.
@@ -44,7 +57,7 @@ class Solver:
         blocked = self._eliminate_exactly(graph)
         if blocked is None:
             return self._finished(graph)
-        if self.is_strict:
+        if self.limits.is_strict:
             raise TooLargeError(f"eliminating {graph.names[blocked.variable]!r} would make {blocked.cells:.0f} cells")
         candidates = (blocked.variable, *graph.neighbours(blocked.variable))
         variable = max(candidates, key=lambda v: (graph.n_states(v), len(graph.neighbours(v)), -v))
@@ -86,7 +99,7 @@ class Solver:
         while free := self._free(graph):
             effort = graph.cheapest(free)
             assert effort is not None
-            if effort.cells > self.max_cells:
+            if effort.cells > self.limits.max_cells:
                 return effort
             self._eliminate_among(graph, free, effort.magnitude)
         return None

@@ -290,16 +290,11 @@ class TableGraph:
         """Remove the variable's tables from the graph and return them."""
         tables = self._tables_of(variable)
         for table in tables:
-            self._pop(table.scope)
+            self._forget(table.scope)
+            for other in table.scope:
+                del self._scopes[other][table.scope]
+            del self.tables[table.scope]
         return tables
-
-    def _pop(self, scope: tuple[int, ...]) -> Table | None:
-        """Remove the table of this scope and return it; None if there is none."""
-        self._forget(scope)
-        if scope in self.tables:
-            for variable in scope:
-                del self._scopes[variable][scope]
-        return self.tables.pop(scope, None)
 
     def _file(self, scope: tuple[int, ...]) -> None:
         """Record the scope of a table with each of its variables."""

@@ -10,14 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from ..interning import folds
 from ..presolve.separable_edges import split_sum
 from ..problem import INFEASIBLE, Ints, Problem, identity
-from ..tables.backtrack import unroll
-from ..tables.table import Slack, States, Table, dense_table, unit_table
+from ..tables.table import Slack, States, Table, Trace, dense_table, unit_table
 from ..tables.thinning import Thinning
-from .solver import Report, Solver
+from .solver import Limits, Report, Solver
 from .table_graph import TableGraph
 
 Part = tuple[Ints, Ints]
@@ -41,26 +40,6 @@ class Tracked:
     counts: Mapping[str, int]
     slack: Slack
 
-    @property
-    def is_complete(self) -> bool:
-        """Return whether heuristic elimination left out no state."""
-        return not self.counts["heuristic"]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits of one run.
-
-    Attributes:
-        max_cells: the most cells of a table that an elimination may make.
-        max_work: the most sums of points that may be looked at in all, as estimated.
-        is_strict: whether the run ends where ``max_cells`` is reached, instead of going on with heuristic elimination.
-    """
-
-    max_cells: int
-    max_work: float = float("inf")
-    is_strict: bool = False
-
 
 def track(problem: Problem, use_ldp: bool, thinning: Thinning, limits: Limits, report: Report) -> Tracked:
     """Solve a problem.
@@ -70,7 +49,7 @@ def track(problem: Problem, use_ldp: bool, thinning: Thinning, limits: Limits, r
         TooLargeError: ``max_work`` was reached, or ``max_cells`` in a strict run.
     """
     graph = table_graph(problem, thinning, limits.max_work)
-    solution = Solver(use_ldp, limits.max_cells, report, limits.is_strict).solve(graph)
+    solution = Solver(use_ldp, limits, report).solve(graph)
     result = solution.tables[()]
     strategies = unroll(result.trace, result.n_points, len(problem.nodes), solution.fixed)
     return Tracked(result.mem, result.time, strategies, solution.counts, result.slack)
@@ -110,7 +89,7 @@ def table_graph(problem: Problem, thinning: Thinning, max_work: float = float("i
     tables: dict[tuple[object, ...], Table] = {}
     table_of = {}
     for scope, of_scope in sums.items():
-        key = tuple(identity(array) for part in of_scope for array in part) if folds() else scope
+        key = tuple(identity(array) for part in of_scope for array in part)
         if key in tables:
             graph.repeated.expect(tables[key])
         else:
@@ -119,6 +98,33 @@ def table_graph(problem: Problem, thinning: Thinning, max_work: float = float("i
     for table in table_of.values():  # all that are alike are known by now
         graph.add(table)
     return graph
+
+
+def unroll(trace: Trace | None, n_points: int, n_variables: int, fixed: Mapping[int, int]) -> States:
+    """Return the state of every variable at every point: int32[n_points, n_variables] (Algorithm 2, lines 13 and 14).
+
+    LDP and eliminations leave the same kind of trace, so that following the traces from the last table back to the problem's
+    own tables unrolls both; all points at once, O(points x variables). A variable whose states were first merged into
+    classes is met twice: the trace farther down has its real state, and is followed later.
+
+    Args:
+        trace: the trace of a table with an empty scope.
+        fixed: the states of variables that have the same state at all points.
+    """
+    strategies = np.full((n_points, n_variables), -1, np.int32)
+    for variable, state in fixed.items():
+        strategies[:, variable] = state
+    pending: list[tuple[Trace, npt.NDArray[np.integer]]] = []
+    if trace is not None:
+        pending.append((trace, np.arange(n_points)))
+    while pending:
+        current, points = pending.pop()
+        if current.variable is not None and current.states is not None:
+            strategies[:, current.variable] = current.states[points]
+        pending.extend((parent, index[points]) for parent, index in current.parents)
+    if (strategies < 0).any():
+        raise AssertionError(f"variables {np.flatnonzero((strategies < 0).any(axis=0))} were never given a state")
+    return strategies
 
 
 def _added(parts: Sequence[Part]) -> Ints:

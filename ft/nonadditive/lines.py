@@ -57,9 +57,8 @@ ROWS = 64
 _SCALE = 2.0**58
 """The largest number of a line, as integers, is about this."""
 
-Weighted = Callable[[Floats], tuple[Floats, States]]
-"""For weights of the rows of costs, float64[W, FIRST + segments]: what no strategy is below, float64[W], and strategies of
-about this cost, int32[W, nodes]."""
+Weighted = Callable[[Floats], tuple[float, States]]
+"""For weights of the rows of costs, float64[FIRST + segments]: what no strategy is below, and strategies near to it."""
 Rows = Callable[[States], Ints]
 """The costs of strategies by row, int64[FIRST + segments, P]."""
 
@@ -140,30 +139,20 @@ class Lines:
 
     def exclude(self, mem: float, time_ns: float) -> None:
         """Add bounds for a corner until one excludes it, or none can."""
-        inverse = _inverse(len(self._costs), mem, time_ns)
+        # What memories and the time are divided by for the corner to have 1 of each: 0 for what is infinite.
+        inverse = np.append(np.full(len(self._costs) - 1, 1 / max(mem, 1.0)), 1 / max(time_ns, 1.0))
         n_strategies = self._costs.shape[1]
         for _ in range(ROUNDS):
             parts, best = self._best_parts(inverse, n_strategies)
-            weights = self.weights_for(parts[None], mem, time_ns)
+            scaled = parts * inverse
+            weights = np.array([scaled[:-1].sum(), scaled[-1], *scaled[1:-1]])  # by which the corner costs 1
             if not weights.any():
                 break  # a corner without a limit on what costs anything
             least, strategies = self.weighted(weights)
-            self.weights, self.least = np.concatenate([self.weights, weights]), np.concatenate([self.least, least])
+            self.weights, self.least = np.vstack([self.weights, weights]), np.append(self.least, least)
             self.add(strategies)
-            if least[0] > 1 or best - least[0] < NEAR:
+            if least > 1 or best - least < NEAR:
                 break
-
-    @staticmethod
-    def weights_for(parts: Floats, mem: float, time_ns: float) -> Floats:
-        """Return the weights of the rows of costs by which a corner costs 1: float64[W, FIRST + segments].
-
-        Args:
-            parts: float64[W, 1 + segments + 1], the parts of saved memory, of each segment's and of time.
-        """
-        scaled = parts * _inverse(parts.shape[1], mem, time_ns)
-        weights = np.zeros_like(scaled)
-        weights[:, MEM], weights[:, TIME], weights[:, FIRST:] = scaled[:, :-1].sum(axis=1), scaled[:, -1], scaled[:, 1:-1]
-        return weights
 
     def add(self, strategies: States) -> None:
         """Add strategies to those that are known."""
@@ -174,11 +163,7 @@ class Lines:
         self.found = self.found.with_others(Found.of(mem[is_feasible], time_ns[is_feasible], strategies[is_feasible]))
 
     def _best_parts(self, inverse: Floats, n_strategies: int) -> tuple[Floats, float]:
-        """Return the parts of each row of costs, which add up to 1, for which the least of known strategies is largest.
-
-        Returns:
-            The parts, and the least.
-        """
+        """Return the parts of rows of costs, adding up to 1, for which the least of known strategies is largest, and it."""
         costs = self._costs * inverse[:, None]
         nearest = np.argsort(costs.max(axis=0), kind="stable")[:ROWS]
         newest = np.arange(max(n_strategies - ROWS, 0), costs.shape[1])
@@ -198,16 +183,15 @@ def lines_within(problem: Problem, transient: Transient, points: Found, gap: flo
     def rows_of(strategies: States) -> Ints:
         return np.concatenate([summed(problem, strategies), transient.by_segment(problem, strategies)])
 
-    def weighted(weights: Floats) -> tuple[Floats, States]:
-        (mem, time_ns), of_segments = weights[0, :FIRST].tolist(), weights[0, FIRST:]
+    def weighted(weights: Floats) -> tuple[float, States]:
+        (mem, time_ns), of_segments = weights[:FIRST].tolist(), weights[FIRST:]
         whole = interned(transient.weighted(problem, of_segments / mem if mem else np.zeros_like(of_segments)))
         search = WeightedSearch(whole, MOST_CELLS, deadline)
         integers = search.integer_weights(mem, time_ns)
         results = search.tightened(integers, near=NEAR)
         scale = min(weight / integer for weight, integer in zip((mem, time_ns), integers, strict=True) if integer)
         strategies = [result.strategy for result in results if result.strategy is not None]
-        bound = np.array([results[-1].bound * scale * (1 - ROUNDING)])
-        return bound, np.array(strategies, np.int32).reshape(-1, len(problem.nodes))
+        return results[-1].bound * scale * (1 - ROUNDING), np.array(strategies, np.int32).reshape(-1, len(problem.nodes))
 
     lines = Lines(weighted, rows_of, points, gap)
     with contextlib.suppress(TimeIsUpError):
@@ -218,8 +202,3 @@ def lines_within(problem: Problem, transient: Transient, points: Found, gap: flo
 def _with_segments(rows: Ints) -> Floats:
     """Return strategies' saved memory, with each segment's on top, and time: float64[FIRST + segments, P]."""
     return np.concatenate([rows[MEM : MEM + 1], rows[MEM] + rows[FIRST:], rows[TIME : TIME + 1]]).astype(np.float64)
-
-
-def _inverse(n_rows: int, mem: float, time_ns: float) -> Floats:
-    """Return what memories and the time are divided by for a corner to have 1 of each: 0 for what is infinite."""
-    return np.append(np.full(n_rows - 1, 1 / max(mem, 1.0)), 1 / max(time_ns, 1.0))

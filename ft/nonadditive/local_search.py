@@ -20,19 +20,103 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from ..pareto import reduce_unsorted
-from ..problem import INFEASIBLE, Ints, Problem
+from ..problem import INFEASIBLE, Edge, Ints, Node, Problem
+from ..tables.table import States
 from .segment_memory import Transient, summed
-from .state_changes import Changes, Options, States, Sum, minimal
 
 POINTS = 256
 """The largest number of new points that are changed in one round; they are spread evenly along the frontier."""
 ROUNDS = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Changes:
+    """The changes that may be made at one node in one context: C changes.
+
+    Attributes:
+        nodes: int[N], the nodes that get other states.
+        states: int32[C, N], the states that they get.
+        mem, time: int64[C], the differences in the problem's memory and time.
+        segments: int[M], the indices of the rematerialization segments that change.
+        in_segments: int64[M, C], the differences in these segments' memory.
+    """
+
+    nodes: Ints
+    states: States
+    mem: Ints
+    time: Ints
+    segments: Ints
+    in_segments: Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Options:
+    """The costs of a node's states, int64[K], where its neighbours' states are given.
+
+    Attributes:
+        numbers: the indices of the rematerialization segments that these states take memory in.
+        segments: int64[len(numbers), K], the bytes that each state takes in each of these segments.
+        allowed: the states whose memory and time are feasible.
+    """
+
+    mem: Ints
+    time: Ints
+    numbers: Ints
+    segments: Ints
+    allowed: Ints
+    _best: dict[tuple[bool, int], int] = field(default_factory=dict)
+
+    def best(self, by_time: bool, n_large: int) -> int:
+        """Return the allowed state of least time, or else of least memory with the mean of the large segments added."""
+        key = by_time, n_large
+        if key not in self._best:
+            mem = (self.mem + self.segments.sum(axis=0) // n_large)[self.allowed]
+            time_ns = self.time[self.allowed]
+            self._best[key] = int(self.allowed[np.lexsort((mem, time_ns) if by_time else (time_ns, mem))[0]])
+        return self._best[key]
+
+
+@dataclass(slots=True)
+class Sum:
+    """The differences that a change makes to memory, to time and to the memory of rematerialization segments."""
+
+    mem: int = 0
+    time: int = 0
+    segments: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+
+    def copy(self) -> Sum:
+        return Sum(self.mem, self.time, self.segments.copy())
+
+    def add(self, options: Options, state: int, sign: int = 1) -> None:
+        """Add the costs of one state of a node, or subtract them with ``sign`` -1."""
+        self.mem += sign * int(options.mem[state])
+        self.time += sign * int(options.time[state])
+        for index, n_bytes in zip(options.numbers.tolist(), options.segments[:, state].tolist(), strict=True):
+            self.segments[index] += sign * n_bytes
+
+    def add_difference(self, costs: Node | Edge, parts: Sequence[tuple[int, Ints]], new: Any, old: Any) -> None:
+        """Add the difference that a node or an edge makes between one state (or pair of states) and another."""
+        self.mem += int(costs.mem_bytes[new] - costs.mem_bytes[old])
+        self.time += int(costs.time_ns[new] - costs.time_ns[old])
+        for index, n_bytes in parts:
+            self.segments[index] += int(n_bytes[new] - n_bytes[old])
+
+
+def minimal(costs: Ints) -> Ints:
+    """Return the indices of the Pareto-minimal columns; of equal columns, the first."""
+    _, first = np.unique(costs, axis=1, return_index=True)
+    first = np.sort(first)
+    costs = costs[:, first]
+    does_as_well = (costs[:, :, None] <= costs[:, None, :]).all(axis=0)
+    indices: Ints = first[does_as_well.sum(axis=0) == 1]
+    return indices
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,14 +252,12 @@ class Descent:
         starts = np.cumsum([len(part) for part in mem])
         survivors = survivors[survivors >= starts[0]]
         group = np.searchsorted(starts, survivors, side="right") - 1
-        rows = np.zeros(len(survivors), np.intp)
-        for i, (index, of_group) in enumerate(zip(survivors.tolist(), group.tolist(), strict=True)):
-            indices, changes = groups[of_group]
-            rows[i] = indices[(index - int(starts[of_group])) // len(changes.mem)]
-        result = points.take(rows)
-        for i, (index, of_group) in enumerate(zip(survivors.tolist(), group.tolist(), strict=True)):
-            changes = groups[of_group][1]
-            change = (index - int(starts[of_group])) % len(changes.mem)
+        offsets = survivors - starts[group]
+        chosen = [(*groups[i], offset) for i, offset in zip(group.tolist(), offsets.tolist(), strict=True)]
+        rows = [indices[offset // len(changes.mem)] for indices, changes, offset in chosen]
+        result = points.take(np.array(rows, np.intp))
+        for i, (_, changes, offset) in enumerate(chosen):
+            change = offset % len(changes.mem)
             result.strategies[i, changes.nodes] = changes.states[change]
             result.mem[i] += changes.mem[change]
             result.time[i] += changes.time[change]

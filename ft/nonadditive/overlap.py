@@ -45,6 +45,7 @@ from ..lower_bound import LowerBound
 from ..pareto import reduce_unsorted
 from ..problem import INFEASIBLE, Edge, Ints, Node, Problem, identity
 from ..search import Progress, search
+from .segment_memory import summed
 
 UNITS = 16
 SHARES = (16, 0, 8, 4, 12)
@@ -186,7 +187,15 @@ def search_overlapping(
         if number >= 2 and not left_s:
             break
         frontier = search(overlap.weighted(problem, share), algorithm, progress, replace(budget, seconds=left_s / 2))
-        best = _joined(best, at_true_times(problem, overlap, frontier, _bound_of(frontier)))
+        bound = frontier.lower_bound("weighted sums")
+        times = -(-bound.time_ns // UNITS)
+        rows = reduce_unsorted(bound.mem_bytes, times)
+        bound = LowerBound(bound.mem_bytes[rows], times[rows], bound.source)
+        found = at_true_times(problem, overlap, frontier, bound)
+        if best is not None:
+            counts = {kind: count + best.eliminations[kind] for kind, count in found.eliminations.items()}
+            found = best.joined(replace(found, eliminations=counts))
+        best = found
         if best.exact or best.worst_gap <= budget.gap:
             break
     assert best is not None
@@ -200,29 +209,7 @@ def at_true_times(problem: Problem, overlap: Overlap, frontier: Frontier, bound:
         bound: a lower bound of these times; None if the frontier is what its algorithm defines.
     """
     strategies = frontier.strategies
-    time_ns = np.zeros(len(strategies), np.int64)
-    for i, node in enumerate(problem.nodes):
-        time_ns += node.time_ns[strategies[:, i]]
-    for edge in problem.edges:
-        time_ns += edge.time_ns[strategies[:, edge.source], strategies[:, edge.target]]
-    time_ns -= overlap.overlap_ns(problem, strategies)
+    time_ns = summed(problem, strategies)[1] - overlap.overlap_ns(problem, strategies)
     rows = reduce_unsorted(frontier.mem_bytes, time_ns)
     mem_bytes, time_ns, strategies = frontier.mem_bytes[rows], time_ns[rows], strategies[rows]
     return settled(replace(frontier, mem_bytes=mem_bytes, time_ns=time_ns, strategies=strategies, bound=bound))
-
-
-def _bound_of(frontier: Frontier) -> LowerBound:
-    """Return the lower bound of the true times that the search of a weighted problem proves."""
-    bound = frontier.bound or LowerBound(frontier.mem_bytes, frontier.time_ns, "weighted sums")
-    times = -(-bound.time_ns // UNITS)
-    indices = reduce_unsorted(bound.mem_bytes, times)
-    return LowerBound(bound.mem_bytes[indices], times[indices], bound.source)
-
-
-def _joined(one: Frontier | None, other: Frontier) -> Frontier:
-    """Return the frontier of the points of both searches, with the lower bound that both prove together."""
-    if one is None or one.bound is None or other.bound is None:
-        return other if one is None or other.bound is None else one
-    counts = {kind: one.eliminations[kind] + other.eliminations[kind] for kind in one.eliminations}
-    union = one.with_points(other.mem_bytes, other.time_ns, other.strategies)
-    return settled(replace(union, eliminations=counts, bound=one.bound.tightened(other.bound)))

@@ -173,8 +173,3 @@ class Relaxations:
             if split <= cap:
                 return Cap(split - 1)
         return None
-
-
-def bound_of(frontier: Frontier) -> LowerBound:
-    """Return the lower bound that a search proves: its own points if they are exact."""
-    return frontier.bound or LowerBound(frontier.mem_bytes, frontier.time_ns, "sums by segment")

@@ -165,8 +165,3 @@ def summed(problem: Problem, strategies: npt.NDArray[np.int32]) -> Ints:
         mem += edge.mem_bytes[pair]
         time_ns += edge.time_ns[pair]
     return sums
-
-
-def with_more(frontier: Frontier, mem: Ints, time_ns: Ints, strategies: npt.NDArray[np.int32]) -> Frontier:
-    """Return a frontier with further strategies of its problem added; its lower bound stays."""
-    return settled(frontier.with_points(mem, time_ns, strategies))

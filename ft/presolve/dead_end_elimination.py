@@ -39,7 +39,17 @@ def without_replaceable(problem: Problem) -> Problem:
 
     What is forbidden, and all that was not allowed before, costs exactly INFEASIBLE.
     """
-    stacked = _Stacked()
+    known: dict[tuple[object, ...], Ints] = {}
+
+    def stacked(part: Node | Edge) -> Ints:
+        """Return both costs, int64[2, ...]; equal arrays once, and what is not allowed as INFEASIBLE."""
+        key = identity(part.mem_bytes), identity(part.time_ns)
+        if key not in known:
+            costs = np.minimum(np.stack([part.mem_bytes, part.time_ns]), INFEASIBLE)
+            costs[:, (costs >= INFEASIBLE).any(axis=0)] = INFEASIBLE
+            known[key] = costs
+        return known[key]
+
     nodes, edges = [stacked(node) for node in problem.nodes], [stacked(edge) for edge in problem.edges]
     edges_of: list[list[tuple[int, bool]]] = [[] for _ in nodes]  # each edge of a node, and whether the node is its source
     neighbours: list[list[int]] = [[] for _ in nodes]
@@ -91,21 +101,6 @@ def without_replaceable(problem: Problem) -> Problem:
 
 _End = tuple[Ints, bool]
 """An edge's costs, [2, states of the source, states of the target], and whether a node is the source."""
-
-
-class _Stacked:
-    """Stacks the two costs of nodes and edges, int64[2, ...]; equal arrays once, and what is not allowed as INFEASIBLE."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[object, ...], Ints] = {}
-
-    def __call__(self, part: Node | Edge) -> Ints:
-        key = identity(part.mem_bytes), identity(part.time_ns)
-        if key not in self._known:
-            costs = np.minimum(np.stack([part.mem_bytes, part.time_ns]), INFEASIBLE)
-            costs[:, (costs >= INFEASIBLE).any(axis=0)] = INFEASIBLE
-            self._known[key] = costs
-        return self._known[key]
 
 
 class _Once:

@@ -45,32 +45,21 @@ def _allowed(problem: Problem) -> tuple[list[Mask], list[Mask]]:
 
 def _drop_unsupported(problem: Problem, pairs: list[Mask], states: list[Mask]) -> None:
     """Drop the unsupported states of all nodes in ``states``; raise an error if a node has no state left."""
-    cache: dict[tuple[object, ...], Mask] = {}  # by an edge's mask, what is kept of the other end, and what of this one
-    alive: list[Mask] = []  # no other mask can get the address of one of these
-
-    def still_supported(mask: Mask, others: Mask, axis: int, own: Mask) -> Mask:
-        """Return what is left of the states ``own`` of one end: the same object if that is all."""
-        key = id(mask), id(others), axis, id(own)
-        if key not in cache:
-            content = id(mask), others.tobytes(), axis
-            if content not in cache:
-                cache[content] = np.asarray((mask[:, others] if axis else mask[others]).any(axis=axis))
-            supported = own & cache[content]
-            cache[key] = own if supported.sum() == own.sum() else supported
-            alive.extend((others, own))
-        return cache[key]
-
+    cache: dict[tuple[int, bytes, int], Mask] = {}  # by an edge's mask, what is kept of the other end, and its axis
     changed = True
     while changed:
         changed = False
         for edge, mask in zip(problem.edges, pairs, strict=True):
             for end, other, axis in ((edge.source, edge.target, 1), (edge.target, edge.source, 0)):
-                of_end = still_supported(mask, states[other], axis, states[end])
-                if of_end is states[end]:
+                key = id(mask), states[other].tobytes(), axis
+                if key not in cache:
+                    cache[key] = np.asarray((mask[:, states[other]] if axis else mask[states[other]]).any(axis=axis))
+                supported = states[end] & cache[key]
+                if np.count_nonzero(supported) == np.count_nonzero(states[end]):
                     continue
-                states[end] = of_end
+                states[end] = supported
                 changed = True
-                if not of_end.any():
+                if not supported.any():
                     raise InfeasibleError(
                         f"no strategy is allowed: no state of {problem.nodes[end].name!r} is left that edge "
                         f"{problem.edge_name(edge)} allows; look at the states that this edge forbids"

@@ -41,8 +41,8 @@ def least_time(problem: Problem, progress: Callable[[int, int], None] | None = N
     Raises:
         InfeasibleError: no strategy is allowed.
     """
-    nodes = tuple(Node(n.name, _zero_costs(n.time_ns), _allowed(n.mem_bytes, n.time_ns)) for n in problem.nodes)
-    edges = (Edge(e.source, e.target, _zero_costs(e.time_ns), _allowed(e.mem_bytes, e.time_ns)) for e in problem.edges)
+    nodes = tuple(Node(node.name, *_time_alone(node)) for node in problem.nodes)
+    edges = (Edge(edge.source, edge.target, *_time_alone(edge)) for edge in problem.edges)
     counts: Counter[str] = Counter()
     strategy, bound = _fastest(Problem(nodes, tuple(edges)), max_cells, counts, progress or (lambda done, most: None))
     mem_bytes, time_ns = (np.array([cost], np.int64) for cost in problem.cost(strategy))
@@ -89,13 +89,7 @@ def _fastest(
     return best, bound
 
 
-def _zero_costs(time: Ints) -> Ints:
-    """Return costs of no memory: zeros of the same shape, of which only one is stored."""
-    result: Ints = np.broadcast_to(np.int64(0), time.shape)
-    return result
-
-
-def _allowed(mem: Ints, time: Ints) -> Ints:
-    """Return the times, INFEASIBLE where the time or the memory is."""
-    result: Ints = np.where(mem >= INFEASIBLE, INFEASIBLE, np.minimum(time, INFEASIBLE))
-    return result
+def _time_alone(part: Node | Edge) -> tuple[Ints, Ints]:
+    """Return no memory, zeros of which only one is stored, and the times, INFEASIBLE where the time or the memory is."""
+    time_ns = np.where(part.mem_bytes >= INFEASIBLE, INFEASIBLE, np.minimum(part.time_ns, INFEASIBLE))
+    return np.broadcast_to(np.int64(0), time_ns.shape), time_ns

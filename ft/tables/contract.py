@@ -6,8 +6,8 @@
 
 where x are variables of ``a`` alone, y those of both, z those of ``b`` alone, and (x) is the product of frontiers. Without
 ``sum_out`` there is no union. An *arc* is a pair of cells that agree on the variables that they share; its *target* is the
-cell of the result that it contributes to. Arcs are found here, by a sorted join (no cell, no arc), a block at a time. Then
-:mod:`.merge` builds the sums of points (*candidates*) that they contribute, and reduces them.
+cell of the result that it contributes to. Arcs are found by a sorted join (no cell, no arc), a block at a time. Compiled
+code (:mod:`.numba_kernels`) adds up the points that they contribute (*candidates*), and keeps each target's frontier.
 
 Complexity: O(N log N) for N candidates, N = sum over arcs of |a cell| |b cell|.
 """
@@ -19,12 +19,51 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..problem import Ints
-from .merge import Arcs, Points, merge
+from ..problem import INFEASIBLE, Ints
 from .table import States, Table, Trace, codes, expand_ranges, offsets_of, unit_table
 
 PAIRS = 1 << 20
 """Arcs that are looked at together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arcs:
+    """Products of a run of points of the one table and a run of points of the other, by ascending target."""
+
+    target: Ints
+    a_start: Ints
+    a_count: Ints
+    b_start: Ints
+    b_count: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """Candidates or survivors: their target, their costs, and the points of the two tables that they are the sum of."""
+
+    target: Ints
+    mem: Ints
+    time: Ints
+    a_point: Ints
+    b_point: Ints
+
+    @staticmethod
+    def concatenate(parts: list[Points]) -> Points:
+        """Return all points, part after part."""
+        if len(parts) == 1:
+            return parts[0]
+        return Points(*(np.concatenate([getattr(part, name) for part in parts]) for name in Points.__slots__))
+
+
+def merge(a: Table, b: Table, arcs: Arcs) -> Points:
+    """Return the frontier of each target's candidates, by ascending target, then memory."""
+    from .numba_kernels import merge_runs  # here, since loading compiled code takes half a second
+
+    starts = np.flatnonzero(np.diff(arcs.target, prepend=-1))
+    bounds = np.append(starts, len(arcs.target))
+    runs = np.stack([arcs.a_start, arcs.a_count, arcs.b_start, arcs.b_count])
+    counts, points = merge_runs(bounds, runs, a.mem, a.time, b.mem, b.time, INFEASIBLE)
+    return Points(np.repeat(arcs.target[starts], counts), *points)
 
 
 def combine(a: Table, b: Table, sum_out: int | None = None) -> Table:

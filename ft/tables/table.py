@@ -6,7 +6,7 @@ forbids. A cell holds a frontier: ``mem[offsets[c]:offsets[c + 1]]`` by ascendin
 one variable, an edge one of two, and two joined operators (branch elimination) one of three or more.
 
 A point's back-pointers are a :class:`Trace`: the state it gave to an eliminated variable, and its index among the points of
-the tables it was made of. :mod:`.backtrack` follows them.
+the tables it was made of. :func:`..elimination.tracking.unroll` follows them.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..interning import folds
 from ..presolve.separable_edges import split_sum
 from ..problem import INFEASIBLE, Ints, Problem, identity
 
@@ -92,9 +91,7 @@ def problem_tables(problem: Problem) -> tuple[list[Shape], list[TableCosts]]:
 
 
 def first_equal(tables: Sequence[TableCosts]) -> list[int]:
-    """Return for each table the index of the first table that is equal to it; its own within ``unfolded``."""
-    if not folds():
-        return list(range(len(tables)))
+    """Return for each table the index of the first table that is equal to it."""
     first: dict[tuple[object, ...], int] = {}
     same: dict[tuple[int, ...], int] = {}  # by identity, since edges of alike layers have the very same arrays
     for number, costs in enumerate(tables):

@@ -89,12 +89,6 @@ class EliminationPlan:
         return sum(math.prod(shape.sizes) for number, shape in enumerate(self.shapes) if self.same[number] == number)
 
     @property
-    def work(self) -> float:
-        """Return how many sums the eliminations compare for one pair of weights."""
-        buckets = [bucket for step in self.steps for bucket in step.buckets]
-        return sum(math.prod(map(float, bucket.shape)) * bucket.n_groups for bucket in buckets)
-
-    @property
     def alike(self) -> list[list[int]]:
         """Return the variables, those whose eliminations are equal together."""
         groups: dict[int, list[int]] = {}
@@ -205,13 +199,10 @@ class _Planner:
 
     def _estimate(self, variable: int) -> None:
         """Estimate the elimination of a variable and queue it."""
-        effort = self.efforts[variable] = self._effort(variable, self._joint_tables(variable))
+        of_others = sorted(t for t in self.live[variable] if len(self.plan.shapes[t].scope) > 1)
+        effort = self.efforts[variable] = self._effort(variable, of_others)
         self.n_queued += 1
         heapq.heappush(self.queue, (effort.cells, effort.work, variable, self.n_queued, effort))
-
-    def _joint_tables(self, variable: int) -> tuple[int, ...]:
-        """Return the variable's tables that also depend on other variables."""
-        return tuple(sorted(t for t in self.live[variable] if len(self.plan.shapes[t].scope) > 1))
 
     def _record(self, number: int, shape: Shape) -> None:
         """Record a table with each variable that it depends on."""

@@ -49,12 +49,6 @@ def weigh(mem: Ints, time: Ints, forbidden: Mask, weights: tuple[float, float], 
     numba_min_plus.weigh(flat_mem, flat_time, flat_forbidden, float(weights[0]), float(weights[1]), result.reshape(-1))
 
 
-def turned(matrices: Floats) -> Floats:
-    """Return each matrix transposed."""
-    result: Floats = matrices.transpose(0, 2, 1)
-    return result
-
-
 def added(tables: Sequence[Floats]) -> Floats:
     """Return the sum of the tables in their common broadcast shape; a single zero if there are none."""
     result: Floats = np.asarray(sum(tables[1:], tables[0])) if tables else np.zeros(1)

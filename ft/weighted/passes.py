@@ -21,10 +21,9 @@ import numpy.typing as npt
 
 from ..problem import INFEASIBLE, InfeasibleError, Problem
 from .best_states import best_states
-from .cost_tables import TableCosts
 from .elimination_plan import EliminationPlan
 from .elimination_steps import Bucket, EliminationStep, Input
-from .min_plus import Floats, Pool, added, expand, least_of_classes, least_of_expanded, less, min_plus, turned, weigh
+from .min_plus import Floats, Pool, added, expand, least_of_classes, least_of_expanded, less, min_plus, weigh
 
 EXACT = 1 << 52
 """Integers up to this, and sums and differences of two, are exact in float64."""
@@ -154,7 +153,9 @@ class WeightedPass:
         self.tables: list[Floats] = [np.empty(0)] * len(self.plan.shapes)
         for number, costs in enumerate(self.plan.costs):
             same = self.plan.same[number]
-            self.tables[number] = self.tables[same] if same < number else self._weighted(costs)
+            self.tables[number] = self.tables[same] if same < number else setting.pool.take(costs.mem.shape)
+            if same == number:
+                weigh(costs.mem, costs.time, costs.forbidden, weights, self.tables[number])
         self.own: dict[int, list[Floats]] = {}  # by variable, each bucket's share of its own cost
         for step in self.plan.steps:
             self._eliminate(step)
@@ -163,12 +164,6 @@ class WeightedPass:
         self.total = sum(float(self.tables[number]) for number in self.plan.constants)
         if math.isinf(self.total):
             raise InfeasibleError("no strategy is allowed: every combination of states is infeasible")
-
-    def _weighted(self, costs: TableCosts) -> Floats:
-        """Return the weighted costs of a table, infinite where it is forbidden."""
-        table = self.setting.pool.take(costs.mem.shape)
-        weigh(costs.mem, costs.time, costs.forbidden, self.weights, table)
-        return table
 
     def _margin(self, shared: float) -> float:
         """Return how much rounding can have added to any number, given the largest sum of shares.
@@ -346,10 +341,10 @@ class WeightedPass:
         rights = pool.take((n_both, bucket.n_groups, of_right))
         for chunk, left, right in self._halves(bucket, own):
             if results[0] or not results[1]:
-                lefts[..., chunk] = left + min_plus(outer, turned(right))
+                lefts[..., chunk] = left + min_plus(outer, right.transpose(0, 2, 1))
                 of_group[chunk] = lefts[..., chunk].min(axis=(0, 1))
             if results[1]:
-                rights[:, chunk] = right + min_plus(turned(left), outer)
+                rights[:, chunk] = right + min_plus(left.transpose(0, 2, 1), outer)
                 if not results[0]:
                     of_group[chunk] = rights[:, chunk].min(axis=(0, 2))
         best = least_of_classes(own, bucket.group, bucket.n_groups)

@@ -63,16 +63,10 @@ class WeightedSearch:
     def __init__(self, problem: Problem, max_cells: int = MAX_CELLS, deadline: float = math.inf) -> None:
         self.problem = problem
         self.plan = EliminationPlan.of(problem, max_cells)
-        self.deadline = deadline
         tables = self.plan.costs
         self.most = (sum(int(costs.mem.max()) for costs in tables), sum(int(costs.time.max()) for costs in tables))
-        self.setting = Setting(
-            problem,
-            self.plan,
-            self.most,
-            tuple(step.variable for step in self.plan.steps if len(step.buckets) > 1),
-            deadline,
-        )
+        split = tuple(step.variable for step in self.plan.steps if len(step.buckets) > 1)
+        self.setting = Setting(problem, self.plan, self.most, split, deadline)
         is_split = set(self.setting.split)
         self.alike = [variables for variables in self.plan.alike if variables[0] in is_split]
         # Factor on the changes of shares: those of many split variables together go too far.

@@ -15,8 +15,7 @@ from ..ft.frontier import settled
 from ..ft.nonadditive.lines import lines_within
 from ..ft.nonadditive.local_search import Descent
 from ..ft.nonadditive.overlap import Overlap
-from ..ft.nonadditive.relaxations import Relaxations, bound_of
-from ..ft.nonadditive.segment_memory import with_more
+from ..ft.nonadditive.relaxations import Relaxations
 from ..ft.weighted.lagrangian import Found
 from .problem.objectives import problem_for
 from .problem.strategy_problem import StrategyProblem
@@ -32,6 +31,7 @@ exact, has them whatever they take.
 """
 FEW_PAIRS, FAR = 1 << 21, 0.04
 """The gap from which lines are looked for in a problem of more pairs of states, where each takes some tenths of a second."""
+BY_SUMS = "sums by segment"
 SHARE = 0.5
 """The share of the seconds that the search without rematerialization may take where one with it follows, and the share that
 is left for changes, and for bounds by segment, where what came before took all seconds.
@@ -84,15 +84,15 @@ class ProblemSearch:
         def merge(best: Frontier, result: Frontier) -> Frontier:
             """Return the frontier with the strategies of a search at their true memory, and what changes make of them."""
             points = transient.at_true_memory(problem, result, relaxations.bound)
-            best = with_more(replace(best, bound=relaxations.bound), points.mem_bytes, points.time_ns, points.strategies)
+            best = replace(best, bound=relaxations.bound).with_points(points.mem_bytes, points.time_ns, points.strategies)
             mem, time_ns, strategies = descent.improved(np.concatenate([result.strategies, best.strategies]))
             if overlap is not None and self.objectives == MEMORY_TIME:
                 time_ns = time_ns - overlap.overlap_ns(problem, strategies)
             relaxations.know(np.concatenate([result.time_ns, time_ns]), np.concatenate([result.strategies, strategies]))
-            return with_more(best, mem, time_ns, strategies)
+            return best.with_points(mem, time_ns, strategies)
 
         repeat = searched(transient.charged(problem), max(self.budget.gap, FIRST_GAP_AGAIN))
-        relaxations = Relaxations(problem, transient, bound_of(repeat))
+        relaxations = Relaxations(problem, transient, repeat.lower_bound(BY_SUMS))
         is_small = repeat.exact and self.algorithm != "exhaustive"
         # The first result always counts, however long it took: changes have their part of the seconds in any case.
         deadline = max(deadline, time.monotonic() + SHARE * self.budget.seconds)
@@ -105,10 +105,10 @@ class ProblemSearch:
             lines = lines_within(problem, transient, points, self.budget.gap, deadline)
             relaxations.prove(None, lines.bound)
             best = replace(best, bound=relaxations.bound)
-            best = with_more(best, lines.found.mem, lines.found.time, lines.found.strategies)
+            best = best.with_points(lines.found.mem, lines.found.time, lines.found.strategies)
         if repeat.worst_gap > self.budget.gap < best.worst_gap and 2 * time.monotonic() - start_s <= deadline:
             start_s, repeat = time.monotonic(), searched(transient.charged(problem), self.budget.gap)
-            relaxations.prove(None, bound_of(repeat))
+            relaxations.prove(None, repeat.lower_bound(BY_SUMS))
             best = merge(best, repeat)
         for _ in range(MOST_SEARCHES if len(transient.segments) <= MAX_SEGMENTS else 0):
             now_s = time.monotonic()
@@ -124,7 +124,7 @@ class ProblemSearch:
                 relaxations.prove(relaxation, None)
                 best = settled(replace(best, bound=relaxations.bound))
             else:
-                relaxations.prove(relaxation, bound_of(repeat))
+                relaxations.prove(relaxation, repeat.lower_bound(BY_SUMS))
                 best = merge(best, repeat)
         return best
 

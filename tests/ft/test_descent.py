@@ -10,7 +10,6 @@ import pytest
 
 from tensoropt.ft import INFEASIBLE, Edge, Node, Problem, search
 from tensoropt.ft.nonadditive.local_search import Descent, _groups
-from tensoropt.ft.nonadditive.relaxations import bound_of
 from tensoropt.ft.nonadditive.segment_memory import SegmentMemory, Transient
 from tensoropt.ft.pareto import reduce_unsorted
 
@@ -106,7 +105,7 @@ def test_local_search_finds_free_memory_in_segments_that_are_not_the_largest() -
     each = {i: np.array([1, 0]) for i in range(6)}
     transient = Transient(segments, {i: np.array([0]) for i in range(6)}, each, frozenset({0, 1, 2}))
     found = search(transient.charged(problem))
-    charged = transient.at_true_memory(problem, found, bound_of(found))
+    charged = transient.at_true_memory(problem, found, found.lower_bound())
     mem, time_ns, _ = Descent(problem, transient, math.inf).improved(charged.strategies)
     every = [costs_of(problem, transient, strategy) for strategy in everything(problem)]
     all_mem, all_time = np.array(every, np.int64).T

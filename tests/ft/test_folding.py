@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 from helpers.large import first
@@ -9,14 +13,32 @@ from helpers.large import first
 from tensoropt.ft import INFEASIBLE, Edge, InfeasibleError, Node, Problem, search
 from tensoropt.ft.elimination import table_graph
 from tensoropt.ft.elimination.tracking import Limits, Tracked, track
-from tensoropt.ft.interning import Interned, folds, interned, unfolded
+from tensoropt.ft.interning import Interned, interned
 from tensoropt.ft.problem import identity
 from tensoropt.ft.tables.table import Table
 from tensoropt.ft.tables.thinning import Thinning
+from tensoropt.ft.weighted import elimination_plan
 from tensoropt.ft.weighted.weighted_search import WeightedSearch
 
 LIMITS = (3, 12, 1000)
 """Costs below a small limit give many ties."""
+
+
+def apart(problem: Problem) -> Problem:
+    """Return the problem with no two arrays as one object."""
+    nodes = (Node(node.name, node.mem_bytes.copy(), node.time_ns.copy()) for node in problem.nodes)
+    edges = (Edge(edge.source, edge.target, edge.mem_bytes.copy(), edge.time_ns.copy()) for edge in problem.edges)
+    return Problem(tuple(nodes), tuple(edges))
+
+
+@contextmanager
+def unfolded() -> Iterator[None]:
+    """Let searches compute everything for each part of a problem by itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["tensoropt.ft.search"], "interned", apart)
+        patch.setattr(Interned, "_first", lambda self, array: array)
+        patch.setattr(elimination_plan, "first_equal", lambda tables: list(range(len(tables))))
+        yield
 
 
 def parts(seed: int) -> Problem:
@@ -88,16 +110,16 @@ def test_weighted_searches_are_equal_folded_and_unfolded(seed: int, max_cells: i
     """Least costs and min-marginals, exact ones, and bounds where tables are split."""
     problem = interned(parts(seed))
     with unfolded():
-        apart = WeightedSearch(interned(problem), max_cells)
+        alone = WeightedSearch(apart(problem), max_cells)
     together = WeightedSearch(problem, max_cells)
     for weights in ((1, 0), (3, 5), (0, 1)):
         try:
             one = together.marginals(weights)
         except InfeasibleError:
             with pytest.raises(InfeasibleError):
-                apart.marginals(weights)
+                alone.marginals(weights)
             continue
-        other = apart.marginals(weights)
+        other = alone.marginals(weights)
         assert one.least.bound == other.least.bound
         assert np.array_equal(one.least.strategy, other.least.strategy)
         assert all(np.array_equal(a, b) for a, b in zip(one.nodes, other.nodes, strict=True))
@@ -134,11 +156,10 @@ def test_eliminations_are_equal_folded_and_unfolded(seed: int) -> None:
     try:
         one = tracked(problem)
     except InfeasibleError:
-        with unfolded(), pytest.raises(InfeasibleError):
-            tracked(problem)
+        with pytest.raises(InfeasibleError):
+            tracked(apart(problem))
         return
-    with unfolded():
-        other = tracked(problem)
+    other = tracked(apart(problem))
     for name in ("mem", "time", "strategies"):
         assert np.array_equal(getattr(one, name), getattr(other, name))
     assert one.slack == other.slack and one.counts == other.counts
@@ -158,8 +179,7 @@ def test_equal_parts_are_eliminated_once(monkeypatch: pytest.MonkeyPatch) -> Non
     problem = interned(parts(9))
     tracked(problem)
     n_folded = len(sums)
-    with unfolded():
-        tracked(problem)
+    tracked(apart(problem))
     assert n_folded < len(sums) - n_folded
 
 
@@ -167,16 +187,13 @@ def test_unfolded_really_computes_each_part_by_itself() -> None:
     """Else the tests above would hold the search against itself."""
     problem = parts(5)
     folded = interned(problem)
-    assert folds()
+    alone = apart(folded)
     with unfolded():
-        assert not folds()
-        apart = interned(folded)
-        plan = WeightedSearch(apart).plan
+        plan = WeightedSearch(alone).plan
         array = np.arange(3)
         of_one = Interned()
         assert of_one(array) is array and of_one(array.copy()) is not array
-    assert folds()
-    arrays = [array for each in (*apart.nodes, *apart.edges) for array in (each.mem_bytes, each.time_ns)]
+    arrays = [array for each in (*alone.nodes, *alone.edges) for array in (each.mem_bytes, each.time_ns)]
     assert len({identity(array) for array in arrays}) == len(arrays)
     assert plan.same == list(range(len(plan.same)))
     same = WeightedSearch(folded).plan.same

@@ -66,9 +66,9 @@ def test_a_corner_is_excluded_where_any_weights_exclude_it(seed: int) -> None:
     of_all = np.concatenate([rows[:1], rows[0] + rows[2:], rows[1:2]])
     known = strategies[np.random.default_rng(seed).choice(len(strategies), min(len(strategies), 3), replace=False)]
 
-    def weighted(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def weighted(weights: np.ndarray) -> tuple[float, np.ndarray]:
         costs = weights @ rows
-        return costs.min(axis=1), strategies[costs.argmin(axis=1)]
+        return costs.min(), strategies[[costs.argmin()]]
 
     lines = Lines(weighted, partial(rows_of, problem, transient), costed(problem, transient, known), 0.0)
     lines.search(math.inf)

@@ -11,8 +11,8 @@ from helpers.large import first
 
 from tensoropt.ft import INFEASIBLE, Frontier, InfeasibleError, LowerBound, Node, Problem, search
 from tensoropt.ft.frontier import settled
-from tensoropt.ft.nonadditive.relaxations import Cap, Relaxations, bound_of
-from tensoropt.ft.nonadditive.segment_memory import SegmentMemory, Transient, with_more
+from tensoropt.ft.nonadditive.relaxations import Cap, Relaxations
+from tensoropt.ft.nonadditive.segment_memory import SegmentMemory, Transient
 from tensoropt.ft.pareto import reduce_unsorted
 
 from .problems import random_problem
@@ -51,7 +51,7 @@ def nearest(problem: Problem, transient: Transient, gap: float, check) -> Fronti
         return transient.at_true_memory(problem, found, relaxations.bound)
 
     found = search(transient.charged(problem))
-    relaxations = Relaxations(problem, transient, bound_of(found))
+    relaxations = Relaxations(problem, transient, found.lower_bound())
     best = know(found)
     check(relaxations.bound, None)
     for _ in range(200):
@@ -65,9 +65,9 @@ def nearest(problem: Problem, transient: Transient, gap: float, check) -> Fronti
             relaxations.prove(relaxation, None)
             best = settled(replace(best, bound=relaxations.bound))
         else:
-            relaxations.prove(relaxation, bound_of(found))
+            relaxations.prove(relaxation, found.lower_bound())
             there = know(found)
-            best = with_more(replace(best, bound=there.bound or bound_of(there)), *costs_and_strategies(there))
+            best = replace(best, bound=there.lower_bound()).with_points(*costs_and_strategies(there))
         check(relaxations.bound, relaxation)
     raise AssertionError("there is no end")
 

@@ -15,7 +15,6 @@ from ...common.words import counted
 from ...costs.objectives import MEMORY_TIME, Objectives, StrategyCosts
 from ...costs.operator_costs import OperatorCosting
 from ...ft import Frontier
-from ...ft.nonadditive.segment_memory import with_more
 from ...ft.pareto import reduce_unsorted
 from ...ft.problem import INFEASIBLE
 from ...plan.build import complete_configs, cost_entries, planned_operators
@@ -236,7 +235,7 @@ class ModelFrontier(CostedPoints):
             return self.of_least_peaks(progress)
         strategies, (mem, time_ns) = np.array(states_of_strategies, np.int32)[is_possible], costs[is_possible].T
         extras = Candidates(mem + problem.missing_bytes(strategies), time_ns - problem.overlap_ns(strategies), strategies)
-        certified = with_more(self.certified, extras.mem_bytes, extras.time_ns, extras.strategies)
+        certified = self.certified.with_points(extras.mem_bytes, extras.time_ns, extras.strategies)
         joint = replace(self, found=certified, searched=None, counter=self._counter, _peaks={}, _simulated={})
         return joint.of_least_peaks(progress, extras.with_(Candidates.of(self.found)))
 
