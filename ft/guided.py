@@ -31,10 +31,9 @@ from .elimination.tracking import Tracked, track
 from .lower_bound import LowerBound
 from .presolve.dead_end_elimination import without_replaceable
 from .presolve.supported_states import supported_states
-from .problem import Ints, Problem, in_states
+from .problem import Floats, Ints, Problem, in_states
 from .tables.thinning import Thinning
 from .weighted.lagrangian import Found, Hull, lagrangian
-from .weighted.min_plus import Floats
 from .weighted.weighted_search import WeightedSearch
 
 FIRST_CELLS = 1 << 16
@@ -92,7 +91,7 @@ class Guide:
         states = self._promising(hull, points, FIRST_STATES * scale)
         tracked = self._tracked(states)
         self.counts = dict(tracked.counts)
-        self.found = points.with_others(Found(tracked.mem, tracked.time, in_states(tracked.strategies, states)))
+        self.found = points.with_others(tracked)
         self.n_rounds += 1
 
     def _promising(self, hull: Hull, points: Found, n_states: int) -> list[Ints]:
@@ -127,7 +126,7 @@ class Guide:
         return result
 
     def _tracked(self, subsets: list[Ints]) -> Tracked:
-        """Run Frontier-Tracking on these states of each node alone; strategies are returned as indices into them."""
+        """Run Frontier-Tracking on these states of each node alone."""
         restricted = self.problem.restricted(subsets)
         assert self.bound is not None
         least = int(self.bound.mem_bytes[0]), int(self.bound.time_ns[-1])
@@ -135,4 +134,4 @@ class Guide:
         reduced = without_replaceable(restricted)
         states = supported_states(reduced)
         tracked = track(reduced.restricted(states), self.use_ldp, thinning, _RESTRICTED, self.report)
-        return replace(tracked, strategies=in_states(tracked.strategies, states))
+        return replace(tracked, strategies=in_states(in_states(tracked.strategies, states), subsets))

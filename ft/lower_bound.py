@@ -15,10 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .pareto import reduce_unsorted
-from .problem import Ints
+from .problem import Floats, Ints
 from .tables.table import Slack
 
-Floats = npt.NDArray[np.float64]
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -93,13 +92,9 @@ class LowerBound:
 
         That is so where the bound has no point that is at least as good in both costs, other than the point itself.
         """
-        step = np.searchsorted(self.mem_bytes, mem, side="right") - 1
-        index = np.maximum(step, 0)
-        equal = (self.mem_bytes[index] == mem) & (self.time_ns[index] == time)
-        before = np.maximum(step - 1, 0)
-        is_better = (step >= 0) & (self.time_ns[index] <= time) & ~equal
-        also_before = equal & (step > 0) & (self.time_ns[before] <= time)
-        result: npt.NDArray[np.bool_] = ~(is_better | also_before)
+        index = np.maximum(np.searchsorted(self.mem_bytes, mem, side="right") - 1, 0)
+        is_of_bound = (self.mem_bytes[index] == mem) & (self.time_ns[index] == time)
+        result: npt.NDArray[np.bool_] = is_of_bound | (self.least_time(mem) > time)
         return result
 
 

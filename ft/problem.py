@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 INFEASIBLE = 1 << 55
 """A cost at or above this means "not allowed". Two feasible costs, and 128 infeasible ones, add up within int64."""
@@ -202,3 +203,16 @@ def in_states(strategies: npt.NDArray[np.int32], states: Sequence[Ints]) -> npt.
 def identity(array: Ints) -> tuple[object, ...]:
     """Return a key that is equal for two views of all of one array."""
     return array.__array_interface__["data"][0], array.strides, array.shape
+
+
+def split_sum(costs: Ints) -> tuple[Ints, Ints] | None:
+    """Return ``(f, g)`` with ``costs[i, j] = f[i] + g[j]``, both non-negative; None if there is no such pair.
+
+    There is one for every edge to a node with a single state, and for edges that are free, unless a pair of states is
+    forbidden.
+    """
+    if int(costs.max()) >= INFEASIBLE:
+        return None
+    column = int(costs[0].argmin())
+    of_source, of_target = costs[:, column], costs[0] - costs[0, column]
+    return (of_source, of_target) if (of_source[:, None] + of_target == costs).all() else None

@@ -39,19 +39,18 @@ def cheapest_way(
         source: how the tensor is produced; it may be partial.
         machine_of: for each device the number of its machine.
     """
-    best = CrossMesh(sent_layout(source, shape), target, shape, source_devices, target_devices)
-    least = bytes_between(best, machine_of)
-    for finer in _finer(target, shape, target_devices, machine_of):
-        way = replace(best, target=finer)
-        n_bytes = bytes_between(way, machine_of)
-        if n_bytes < least:
-            best, least = way, n_bytes
-    return best
+    direct = CrossMesh(sent_layout(source, shape), target, shape, source_devices, target_devices)
+    finer = (replace(direct, target=layout) for layout in _finer(target, shape, target_devices, machine_of))
+    return min([direct, *finer], key=lambda way: bytes_between(way, machine_of))
 
 
 def sent_layout(source: Layout, shape: Shape) -> Layout:
-    """Return the layout in which a tensor is sent that was produced in another one."""
-    return next(_scattered(source, shape), source.with_partial(()))
+    """Return the layout in which a tensor is sent that was produced in another one.
+
+    Pending sums are completed by a reduce-scatter over all their axes if that is possible.
+    """
+    whole = source.with_partial(())
+    return next(_split_further(whole, source.partial, shape), whole) if source.partial else whole
 
 
 def bytes_between(way: CrossMesh, machine_of: Sequence[int]) -> int:
@@ -61,12 +60,6 @@ def bytes_between(way: CrossMesh, machine_of: Sequence[int]) -> int:
         for part in way.parts
         if machine_of[way.source_devices[part.sender]] != machine_of[way.target_devices[part.receiver]]
     )
-
-
-def _scattered(source: Layout, shape: Shape) -> Iterator[Layout]:
-    """Yield the layouts to which pending sums can be completed by a reduce-scatter over all their axes."""
-    if source.partial:
-        yield from _split_further(source.with_partial(()), source.partial, shape)
 
 
 def _finer(target: Layout, shape: Shape, devices: Devices, machine_of: Sequence[int]) -> Iterator[Layout]:

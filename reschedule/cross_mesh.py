@@ -68,14 +68,6 @@ class CrossMesh:
         """All parts, receiver by receiver."""
         return _parts(self)
 
-    def n_bytes(self, item_bytes: int) -> int:
-        """Return the bytes that are sent from one device to another, over all devices."""
-        return sum(
-            math.prod(extents(part.bounds)) * item_bytes
-            for part in self.parts
-            if self.source_devices[part.sender] != self.target_devices[part.receiver]
-        )
-
     def sent_by(self, rank: int) -> tuple[TransferPart, ...]:
         """Return the parts that a rank of the source's mesh sends."""
         return tuple(part for part in self.parts if part.sender == rank)

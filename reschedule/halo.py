@@ -20,18 +20,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .bounds import Bounds, Slices, extents, intersection, packed, relative
+from .communicator import Communicator
 from .layout import Axes, Layout, Shape, axes_text, block_bounds
 from .summing import Array
-
-if TYPE_CHECKING:
-    from .communicator import Communicator
-    from .cost_model import StepCosts
 
 HALO, HALO_SUM = "halo", "halo_sum"
 ZERO, LOWEST = "zero", "lowest"
@@ -182,13 +179,13 @@ class HaloStep:
         """
         sent, received, own = [1], [1], [1]
         for extent, window, n in zip(shape, self.windows, self._n_blocks, strict=True):
-            if window is not None and _exchanges(window, n):
-                shares = _shares(window, n)
+            shares = None if window is None else _shares(window, n)
+            if shares is not None and shares[1] != shares[2]:
                 sent, received, own = (
                     [a * b for a in before for b in new] for before, new in zip((sent, received, own), shares, strict=True)
                 )
             else:
-                length = -(-extent // n) if window is None else max(_shares(window, n)[2])
+                length = -(-extent // n) if shares is None else max(shares[2])
                 sent, received, own = ([a * length for a in before] for before in (sent, received, own))
         return max(max(n_sent, n_received) - n_own for n_sent, n_received, n_own in zip(sent, received, own, strict=True))
 
@@ -197,7 +194,7 @@ class HaloStep:
         return tuple(self.layout.mesh.size_of(axes) for axes in self.layout.splits)
 
     def charged(self, shape: Shape, itemsize: int) -> tuple[tuple[str, Axes, int], ...]:
-        """Return the writing of the result and the exchange before it, each as (kind, axes, bytes) of a cost model.
+        """Return the exchange and the writing of the result, each as (kind, axes, bytes) of a cost model.
 
         The exchange is charged as an all-to-all in which each rank sends as much as the busiest rank of this step. Of an
         all-to-all of n bytes on each of g devices (g-1)/g leave the device.
@@ -208,12 +205,7 @@ class HaloStep:
             return (local,)
         members = self.layout.mesh.size_of(self.axes)
         n_bytes = -(-self.moved(shape) * itemsize * members // (members - 1))
-        return local, ("all_to_all", self.group_axes, n_bytes)
-
-    def time_ns(self, shape: Shape, itemsize: int, costs: StepCosts) -> int:
-        """Return the time of the exchange plus that of writing the result."""
-        mesh = self.layout.mesh
-        return sum(costs.time_ns(kind, mesh, axes, n_bytes) for kind, axes, n_bytes in self.charged(shape, itemsize))
+        return ("all_to_all", self.group_axes, n_bytes), local
 
     def __str__(self) -> str:
         return f"{self.kind}({axes_text(self.axes)})"
@@ -238,12 +230,6 @@ def _shares(window: Window, n_blocks: int) -> Shares:
     blocks = range(n_blocks)
     sent = tuple(sum(common(i, j) for j in blocks) for i in blocks)
     return sent, tuple(end - start for start, end in windows), tuple(common(i, i) for i in blocks)
-
-
-def _exchanges(window: Window, n_blocks: int) -> bool:
-    """Return whether the windows of some block cover elements of another block."""
-    _, n_needed, n_own = _shares(window, n_blocks)
-    return n_needed != n_own
 
 
 @dataclass(frozen=True, slots=True)

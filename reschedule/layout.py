@@ -19,7 +19,7 @@ from .mesh import AXIS_NAMES, Mesh
 Axes = tuple[int, ...]
 Shape = tuple[int, ...]
 
-_TEXT = re.compile(r"\[(?P<splits>[^\]]*)\](?: \+(?P<partial>[a-z]+))?")
+_TEXT = re.compile(r"\[ *(?P<splits>|(-|[a-z]+)( *, *(-|[a-z]+))*) *\](?: \+(?P<partial>[a-z]+))?")
 
 
 def block_bounds(extent: int, n_blocks: int, index: int) -> tuple[int, int]:
@@ -32,6 +32,8 @@ def axes_text(axes: Axes) -> str:
 
 
 def parse_axes(text: str) -> Axes:
+    if not set(text) <= set(AXIS_NAMES):
+        raise ValueError(f"not axes: {text!r}; expected letters, such as 'ab'")
     return tuple(AXIS_NAMES.index(name) for name in text)
 
 
@@ -70,7 +72,7 @@ class Layout:
         match = _TEXT.fullmatch(text.strip())
         if match is None:
             raise ValueError(f"not a layout: {text!r}; expected something like '[ab, -] +c'")
-        dims = [part.strip() for part in match["splits"].split(",")] if match["splits"].strip() else []
+        dims = [part.strip() for part in match["splits"].split(",")] if match["splits"] else []
         splits = tuple(() if dim == "-" else parse_axes(dim) for dim in dims)
         return cls(mesh, splits, parse_axes(match["partial"] or ""))
 

@@ -36,6 +36,7 @@ class LayoutGraph:
     source: npt.NDArray[np.int32]  # [edges]
     target: npt.NDArray[np.int32]  # [edges]
     kind: npt.NDArray[np.int8]  # [edges], index into KINDS
+    communicates: Mask  # [edges], whether the step is a collective
     mask: npt.NDArray[np.int16]  # [edges], the axes of the step, as bits
     sized_by: npt.NDArray[np.int32]  # [edges]: the state whose largest shard gives the bytes of the step's cost
     copied: npt.NDArray[np.int32]  # [edges], the dimensions along which a collective cuts or joins shards, as bits
@@ -117,6 +118,7 @@ def layout_graph(n_axes: int, rank: int, partial: bool, runs: int | None = None)
         source=source.astype(np.int32),
         target=target.astype(np.int32),
         kind=kinds.astype(np.int8),
+        communicates=kinds < len(COMMUNICATING),
         mask=mask.astype(np.int16),
         sized_by=np.where(by_result[kinds], target, source).astype(np.int32),
         copied=copied.astype(np.int32),

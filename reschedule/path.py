@@ -80,11 +80,8 @@ class Path:
 
 def step_time_ns(step: Step | HaloStep, shape: Shape, itemsize: int, costs: StepCosts) -> int:
     """Return a cost model's time of one step on a tensor of ``shape``: its collective and the copies around that."""
-    if isinstance(step, HaloStep):
-        return step.time_ns(shape, itemsize, costs)
-    mesh, axes, n_bytes, copies = step.source.mesh, step.group_axes, step.n_bytes(shape, itemsize), step.n_copies(shape)
-    time_ns = costs.time_ns(step.cost_kind, mesh, axes, n_bytes)
-    return time_ns + copies * costs.time_ns("local", mesh, axes, n_bytes) if copies else time_ns
+    charged = step.charged(shape, itemsize)
+    return sum(costs.time_ns(kind, step.source.mesh, axes, n_bytes) for kind, axes, n_bytes in charged)
 
 
 def cheapest_path(source: Layout, target: Layout, shape: Shape, itemsize: int, costs: StepCosts) -> Path:
@@ -99,10 +96,10 @@ def cheapest_path(source: Layout, target: Layout, shape: Shape, itemsize: int, c
     of_units = UnitMesh.of(mesh)
     ends = of_units.state(source), of_units.state(target)
     if ends[0] is not None and ends[1] is not None:
-        times = _unit_times(mesh, shape, itemsize, costs)
+        times = _step_times(mesh, True, shape, itemsize, costs)
         moves = [of_units.move(move) for move in _moves(times, ends[0], ends[1], partial)]
     else:
-        times = _step_times(mesh, shape, itemsize, costs)
+        times = _step_times(mesh, False, shape, itemsize, costs)
         moves = _moves(times, State.of(source), State.of(target), partial)
     layout, steps = source, []
     for move in moves:
@@ -121,20 +118,10 @@ def _between(times: StepTimes, source: State, target: State, partial: bool, runs
     return search(times, source, target, partial, runs)
 
 
-def _step_times(mesh: Mesh, shape: Shape, itemsize: int, costs: StepCosts) -> StepTimes:
-    return _times_of_axes(mesh, tuple((axis,) for axis in mesh.axes), shape, itemsize, costs)
-
-
-def _unit_times(mesh: Mesh, shape: Shape, itemsize: int, costs: StepCosts) -> StepTimes:
-    return _times_of_axes(mesh, units(mesh), shape, itemsize, costs)
-
-
 @lru_cache(maxsize=128)
-def _times_of_axes(mesh: Mesh, bundles: tuple[Axes, ...], shape: Shape, itemsize: int, costs: StepCosts) -> StepTimes:
-    """Return the costs of moves of bundles of axes.
-
-    Each bundle is numbered as one axis; a move costs what its axes together do.
-    """
+def _step_times(mesh: Mesh, in_units: bool, shape: Shape, itemsize: int, costs: StepCosts) -> StepTimes:
+    """Return the costs of moves of axes, or of units, each numbered as one axis: a move costs what its axes together do."""
+    bundles = units(mesh) if in_units else tuple((axis,) for axis in mesh.axes)
 
     def ask(kind: str, numbers: Axes, elements: int) -> int:
         axes = tuple(axis for number in numbers for axis in bundles[number])
@@ -185,9 +172,9 @@ def all_pairs(mesh: Mesh, shape: Shape, itemsize: int, costs: StepCosts, layouts
     inside = [i for i, state in enumerate(of_units) if state is not None]
     time_ns = np.zeros((len(layouts), len(layouts)), np.int64)
     if len(inside) < len(layouts):
-        time_ns = _table(_step_times(mesh, shape, itemsize, costs), [State.of(layout) for layout in layouts])
-    between_units = _table(_unit_times(mesh, shape, itemsize, costs), [state for state in of_units if state is not None])
-    time_ns[np.ix_(inside, inside)] = between_units
+        time_ns = _table(_step_times(mesh, False, shape, itemsize, costs), [State.of(layout) for layout in layouts])
+    times = _step_times(mesh, True, shape, itemsize, costs)
+    time_ns[np.ix_(inside, inside)] = _table(times, [state for state in of_units if state is not None])
     if time_ns.size and time_ns.max() >= _TOO_LONG_NS:
         raise ReschedulingError(f"rescheduling {shape} on {mesh} takes over an hour by the cost model, check its units")
     _tables.put(key, time_ns, time_ns.nbytes)

@@ -23,7 +23,7 @@ from .bulk import Weighted, steps_into
 from .dijkstra import StepTimes, enumeration_order
 from .layout_graph import LayoutGraph, layout_graph
 from .orders import Ints, Mask, n_layouts, orders
-from .steps import COMMUNICATING, Move, State, move_between
+from .steps import Move, State, move_between
 
 _WORTH_LOADING = 5_000
 """Layouts from which it pays to load compiled code, and to build the graph, for a single path."""
@@ -68,7 +68,7 @@ class _Search:
 
     @property
     def _costs(self) -> tuple[Ints, Mask]:
-        return self.time_ns, _communicates(self.graph)
+        return self.time_ns, self.graph.communicates
 
     def distances_of(self, is_target: bool, end: int) -> Ints:
         """Return the distances of all states to an end, or from there, as they are kept or found now: int64[states]."""
@@ -109,7 +109,7 @@ class _Search:
         while state != first:
             edges = slice(graph.start[state], graph.start[state + 1])
             origin = graph.source[edges]
-            ties = np.where(_communicates(graph)[edges], path_kernels.COLLECTIVE, path_kernels.LOCAL)
+            ties = np.where(graph.communicates[edges], path_kernels.COLLECTIVE, path_kernels.LOCAL)
             time_ns = self.time_ns[edges]
             weight = np.where(time_ns < path_kernels.LONGEST, (time_ns << path_kernels.TIE_BITS) + ties, path_kernels.FAR)
             if is_between is None:
@@ -155,12 +155,6 @@ class _Search:
         ties, bits = (path_kernels.LOCAL, path_kernels.COLLECTIVE), path_kernels.TIE_BITS
         near = steps_into(self.steps, self.graph, state, is_target)
         return {number: (time_ns << bits) + ties[communicates] for number, time_ns, communicates in near}
-
-
-@lru_cache(maxsize=16)
-def _communicates(graph: LayoutGraph) -> Mask:
-    """Return whether each edge is a collective, bool[edges]."""
-    return graph.kind < len(COMMUNICATING)
 
 
 @lru_cache(maxsize=16)

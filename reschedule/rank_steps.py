@@ -106,25 +106,22 @@ class RankStep:
 
     def run(self, local: Array, communicator: Communicator) -> Array:
         """Carry out the step; the result is new memory."""
-        if self.kind == "all_reduce":
-            return communicator.all_reduce(self.axes, self.pack(local)[0])
+        if self.kind not in COMMUNICATING:
+            return self.apply_local(local, communicator.empty(self.result_shape, local.dtype))
         n_rounds = self.n_rounds(local.dtype.itemsize)
         if n_rounds > 1:
             return self._run_in_rounds(local, communicator, n_rounds)
-        sends: list[Array] = []
-        joined = local
-        if self.send_slices:
-            if not (self.send_in_place and local.flags.c_contiguous):
-                joined = communicator.scratch("send", local.size, local.dtype)
-            sends = self.pack(local, joined)
+        is_packed = self.send_slices and not (self.send_in_place and local.flags.c_contiguous)
+        joined = communicator.scratch("send", local.size, local.dtype) if is_packed else local
+        sends = self.pack(local, joined)
+        if self.kind == "all_reduce":
+            return communicator.all_reduce(self.axes, sends[0])
         if self.kind == "reduce_scatter":
             return communicator.reduce_scatter(self.axes, sends, self.result_shape, joined)
         result = communicator.empty(self.result_shape, local.dtype)
-        if self.kind not in COMMUNICATING:
-            return self.apply_local(local, result)
         out = result.reshape(-1) if self.recv_in_place else communicator.scratch("receive", result.size, local.dtype)
         if self.kind == "all_gather":
-            received = communicator.all_gather(self.axes, self.pack(local)[0], self.recv_shapes, out)
+            received = communicator.all_gather(self.axes, sends[0], self.recv_shapes, out)
         else:
             received = communicator.all_to_all(self.axes, sends, self.recv_shapes, out, joined)
         return result if self.recv_in_place else self.unpack(local, received, result)

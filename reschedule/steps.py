@@ -69,11 +69,6 @@ class Step:
         return self.kind in COMMUNICATING
 
     @property
-    def cost_kind(self) -> str:
-        """The kind that a cost model is asked for: all local steps are one kind to it."""
-        return self.kind if self.communicates else "local"
-
-    @property
     def group_axes(self) -> Axes:
         """The step's axes in mesh order: they name the communicator, and its members are ordered by rank."""
         return tuple(sorted(self.axes))
@@ -90,6 +85,12 @@ class Step:
     def n_copies(self, shape: Shape) -> int:
         """Return how often the bytes of :meth:`n_bytes` are copied in memory besides, see :func:`n_copies`."""
         return n_copies(self.kind, self.dim, self.to_dim, shape)
+
+    def charged(self, shape: Shape, itemsize: int) -> tuple[tuple[str, Axes, int], ...]:
+        """Return the collective and its copies, or the local step, each as (kind, axes, bytes) of a cost model."""
+        n_bytes, kind = self.n_bytes(shape, itemsize), self.kind if self.communicates else "local"
+        copies = [("local", self.group_axes, n_bytes)] * self.n_copies(shape)
+        return (kind, self.group_axes, n_bytes), *copies
 
     def __str__(self) -> str:
         dims = "" if self.dim is None else f" {self.dim}" if self.to_dim is None else f" {self.dim}>{self.to_dim}"

@@ -56,7 +56,11 @@ class Solver:
         """
         blocked = self._eliminate_exactly(graph)
         if blocked is None:
-            return self._finished(graph)
+            from .linear_graph import linear_graphs  # here, since it loads NetworkX
+
+            for line in linear_graphs(graph) if self.use_ldp else ():
+                linear_dynamic_programming(graph, line, lambda: self.report(graph))
+            return graph
         if self.limits.is_strict:
             raise TooLargeError(f"eliminating {graph.names[blocked.variable]!r} would make {blocked.cells:.0f} cells")
         candidates = (blocked.variable, *graph.neighbours(blocked.variable))
@@ -75,15 +79,6 @@ class Solver:
             except InfeasibleError as error:
                 failure = error
         raise failure
-
-    def _finished(self, graph: TableGraph) -> TableGraph:
-        """Return the graph after LDP on its linear graphs, or unchanged if LDP isn't used."""
-        if self.use_ldp:
-            from .linear_graph import linear_graphs
-
-            for line in linear_graphs(graph):
-                linear_dynamic_programming(graph, line, lambda: self.report(graph))
-        return graph
 
     def _eliminate_exactly(self, graph: TableGraph) -> Effort | None:
         """Eliminate while it is cheap: all variables, or with LDP all that are not marked.
@@ -106,7 +101,7 @@ class Solver:
 
     def _free(self, graph: TableGraph) -> set[int]:
         """Return the variables that may be eliminated now: with LDP those that are neither marked nor cut vertices."""
-        from .linear_graph import held_variables  # here, since it loads NetworkX
+        from .linear_graph import held_variables
 
         held = held_variables(graph) if self.use_ldp else set()
         return {variable for variable in graph.variables if variable not in held}

@@ -33,14 +33,13 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from ..problem import InfeasibleError, Ints
+from ..problem import Floats, InfeasibleError, Ints
 from ..tables.contract import combine
 from ..tables.state_classes import sum_out
 from ..tables.table import Table
 from ..tables.thinning import Thinning
 from .repeated import UNIT, Repeated
 
-Floats = npt.NDArray[np.float64]
 _WEIGHTS = (0.5, 0.0, 1.0, 0.25, 0.75)
 _Order = tuple[int, int, bool, float, int]
 """The key by which eliminations are compared, least first; the variable is last."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..presolve.separable_edges import split_sum
-from ..problem import INFEASIBLE, Ints, Problem, identity
+from ..problem import INFEASIBLE, Ints, Problem, identity, split_sum
 from ..tables.table import Slack, States, Table, Trace, dense_table, unit_table
 from ..tables.thinning import Thinning
+from ..weighted.lagrangian import Found
 from .solver import Limits, Report, Solver
 from .table_graph import TableGraph
 
@@ -24,19 +24,14 @@ Part = tuple[Ints, Ints]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tracked:
+class Tracked(Found):
     """The result of one run.
 
     Attributes:
-        mem, time: int64[P].
-        strategies: int32[P, n_nodes].
         counts: eliminations by kind.
         slack: how much worse the points may be than all points of the states that heuristic elimination left.
     """
 
-    mem: Ints
-    time: Ints
-    strategies: States
     counts: Mapping[str, int]
     slack: Slack
 

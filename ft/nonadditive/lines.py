@@ -33,11 +33,11 @@ import numpy.typing as npt
 
 from ..interning import interned
 from ..lower_bound import LowerBound
-from ..problem import INFEASIBLE, Ints, Problem
+from ..problem import INFEASIBLE, Floats, Ints, Problem
 from ..tables.table import States
 from ..weighted.lagrangian import Found, Line, staircase
 from ..weighted.weighted_search import TimeIsUpError, WeightedSearch
-from .matrix_game import Floats, best_parts
+from .matrix_game import best_parts
 from .segment_memory import Transient, summed
 
 MEM, TIME, FIRST = 0, 1, 2

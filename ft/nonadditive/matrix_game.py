@@ -11,9 +11,9 @@ Complexity: O(costs x strategies) for each step, of which there are about as man
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from ..problem import Floats
+
 LEAST = 1e-9
 """Costs count as at least this, so that the value is positive."""
 MOST_STEPS = 200

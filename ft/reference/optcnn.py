@@ -22,6 +22,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..frontier import Frontier
+from ..interning import interned
 from ..lower_bound import LowerBound
 from ..problem import INFEASIBLE, Edge, InfeasibleError, Ints, Node, Problem
 from ..weighted.weighted_search import MAX_CELLS, WeightedSearch
@@ -44,7 +45,8 @@ def least_time(problem: Problem, progress: Callable[[int, int], None] | None = N
     nodes = tuple(Node(node.name, *_time_alone(node)) for node in problem.nodes)
     edges = (Edge(edge.source, edge.target, *_time_alone(edge)) for edge in problem.edges)
     counts: Counter[str] = Counter()
-    strategy, bound = _fastest(Problem(nodes, tuple(edges)), max_cells, counts, progress or (lambda done, most: None))
+    problem_of_time = interned(Problem(nodes, tuple(edges)))  # layers that are alike are looked at once
+    strategy, bound = _fastest(problem_of_time, max_cells, counts, progress or (lambda done, most: None))
     mem_bytes, time_ns = (np.array([cost], np.int64) for cost in problem.cost(strategy))
     lower = LowerBound(mem_bytes, np.array([bound], np.int64), "variable elimination") if bound < time_ns[0] else None
     return Frontier(mem_bytes, time_ns, np.array([strategy], np.int32), counts, "optcnn", lower)

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ..problem import Floats
 from .elimination_plan import EliminationPlan
 from .elimination_steps import EliminationStep
-from .min_plus import Floats
 
 
 def best_states(
@@ -31,10 +31,8 @@ def best_states(
     states = [0] * len(plan.n_states)
     cache: dict[tuple[int, ...], int] = {}
     for step in reversed(plan.steps):
-        if not folds:
-            states[step.variable] = _best(plan, tables, own, step, states)
-            continue
-        key = plan.same[step.buckets[0].result], *[states[variable] for variable in plan.neighbours[step.variable]]
+        kind = plan.same[step.buckets[0].result] if folds else step.buckets[0].result
+        key = kind, *[states[variable] for variable in plan.neighbours[step.variable]]
         if key not in cache:
             cache[key] = _best(plan, tables, own, step, states)
         states[step.variable] = cache[key]

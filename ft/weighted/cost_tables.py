@@ -17,8 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..presolve.separable_edges import split_sum
-from ..problem import INFEASIBLE, Ints, Problem, identity
+from ..problem import INFEASIBLE, Ints, Problem, identity, split_sum
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,8 +77,7 @@ def problem_tables(problem: Problem) -> tuple[list[Shape], list[TableCosts]]:
                 own[variable][0] = np.minimum(own[variable][0], INFEASIBLE) + mem
                 own[variable][1] = np.minimum(own[variable][1], INFEASIBLE) + time
         else:
-            shape = Shape(pair, kind.classes, kind.mem.shape, kind.is_free)
-            edges.append((shape, TableCosts(kind.mem, kind.time, kind.forbidden)))
+            edges.append((Shape(pair, kind.classes, kind.costs.mem.shape, kind.is_free), kind.costs))
     shapes: list[Shape] = []
     costs_of_nodes: list[TableCosts] = []
     states = {len(mem): np.arange(len(mem)) for mem, _ in own}
@@ -93,13 +91,12 @@ def problem_tables(problem: Problem) -> tuple[list[Shape], list[TableCosts]]:
 def first_equal(tables: Sequence[TableCosts]) -> list[int]:
     """Return for each table the index of the first table that is equal to it."""
     first: dict[tuple[object, ...], int] = {}
-    same: dict[tuple[int, ...], int] = {}  # by identity, since edges of alike layers have the very same arrays
+    same: dict[int, int] = {}  # by identity, since edges of alike layers have the very same costs
     for number, costs in enumerate(tables):
-        parts = costs.mem, costs.time, costs.forbidden
-        key = tuple(map(id, parts))
-        if key not in same:
-            same[key] = first.setdefault((costs.mem.shape, *(part.tobytes() for part in parts)), number)
-    return [same[id(costs.mem), id(costs.time), id(costs.forbidden)] for costs in tables]
+        if id(costs) not in same:
+            parts = costs.mem, costs.time, costs.forbidden
+            same[id(costs)] = first.setdefault((costs.mem.shape, *(part.tobytes() for part in parts)), number)
+    return [same[id(costs)] for costs in tables]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,9 +108,7 @@ class _Kind:
     """
 
     classes: tuple[Ints, ...]
-    mem: Ints
-    time: Ints
-    forbidden: npt.NDArray[np.bool_]
+    costs: TableCosts
     is_free: bool
     of_ends: tuple[tuple[Ints, Ints], ...] | None = None
 
@@ -123,11 +118,12 @@ class _Kind:
         masked = [np.where(forbidden, INFEASIBLE, costs) for costs in (mem, time)]
         of_mem, of_time = map(split_sum, masked)
         if of_mem is not None and of_time is not None:
-            return cls((), mem, time, forbidden, False, tuple(zip(of_mem, of_time, strict=True)))
+            return cls((), TableCosts(mem, time, forbidden), False, tuple(zip(of_mem, of_time, strict=True)))
         rows, row_of = _classes(*masked)
         columns, column_of = _classes(*(np.ascontiguousarray(costs[rows].T) for costs in masked))
         indices = np.ix_(rows, columns)
-        return cls((row_of, column_of), mem[indices], time[indices], forbidden[indices], not mem.any() and not time.any())
+        costs = TableCosts(mem[indices], time[indices], forbidden[indices])
+        return cls((row_of, column_of), costs, not mem.any() and not time.any())
 
 
 def _added_up(problem: Problem, pair: tuple[int, int], indices: Sequence[int]) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ..problem import Ints
+from ..problem import Floats, Ints
 from .elimination_steps import Input
 
-Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ..problem import INFEASIBLE, InfeasibleError, Problem
+from ..problem import INFEASIBLE, Floats, InfeasibleError, Problem
 from .best_states import best_states
 from .elimination_plan import EliminationPlan
 from .elimination_steps import Bucket, EliminationStep, Input
-from .min_plus import Floats, Pool, added, expand, least_of_classes, least_of_expanded, less, min_plus, weigh
+from .min_plus import Pool, added, expand, least_of_classes, least_of_expanded, less, min_plus, weigh
 
 EXACT = 1 << 52
 """Integers up to this, and sums and differences of two, are exact in float64."""

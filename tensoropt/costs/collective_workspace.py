@@ -105,9 +105,7 @@ def nccl_bytes(mesh: Mesh, axes: Axes, bytes_per_s: float) -> int:
 
 def _in_rounds(tiles: Iterable[Shape], n_rounds: int) -> int:
     """Return the elements of one round: the sum, over tiles, of each tile's largest slab."""
-    return sum(_largest_slab(tile, n_rounds) if n_rounds > 1 else math.prod(tile) for tile in tiles)
-
-
-def _largest_slab(shape: Shape, n_slabs: int) -> int:
-    dim = len(slab(shape, n_slabs, 0)) - 1
-    return math.prod(shape) // max(1, shape[dim]) * -(-shape[dim] // n_slabs)
+    if n_rounds == 1:
+        return sum(map(math.prod, tiles))
+    extents = [(math.prod(tile), tile[len(slab(tile, n_rounds, 0)) - 1]) for tile in tiles]
+    return sum(size // max(1, extent) * -(-extent // n_rounds) for size, extent in extents)

@@ -285,7 +285,8 @@ class ConfigCosts:
         if (self.op.name, 0) not in self.costing.backward.residual_operands or not self.arrays.are_exchanged().any():
             return self._zeros
         reshardings, kind = self._reshardings_inside
-        return np.array([sum(map(_windows_bytes, of_kind)) for of_kind in reshardings], np.int64)[kind]
+        halos = [[(r.halo.largest_local_shape(r.shape), r.item_bytes) for r in of_kind if r.halo] for of_kind in reshardings]
+        return np.array([sum(math.prod(shape) * item_bytes for shape, item_bytes in of_kind) for of_kind in halos])[kind]
 
     def _group_ns(self, groups: Sequence[Sequence[Resharding]]) -> Ints:
         """Return the time of each group of reshardings, over all micro-batches."""
@@ -293,11 +294,6 @@ class ConfigCosts:
         for resharding in chain.from_iterable(groups):
             costs.expect_resharding(resharding)
         return self.costing.n_runs(self.op) * np.array([sum(map(costs.time_ns, group)) for group in groups], np.int64)
-
-
-def _windows_bytes(resharding: Resharding) -> int:
-    halo, shape = resharding.halo, resharding.shape
-    return 0 if halo is None else math.prod(halo.largest_local_shape(shape)) * resharding.item_bytes
 
 
 def _names_inside(op: Operator, arrays: ConfigArrays) -> set[str]:

@@ -17,8 +17,7 @@ from ..reschedule.layout import Layout
 from ..rules.composition import Composition
 from ..rules.rule import Config, Rule, interface_of
 from ..sharding.consumers import Consumer, consumers_of
-from ..sharding.resharding import Resharding
-from ..sharding.update_resharding import row_reshardings, update_reshardings
+from ..sharding.resharding import Resharding, row_reshardings, update_reshardings
 from .resharding_costs import ReshardingCosting
 from .work_items import attributes_key
 

@@ -50,11 +50,6 @@ class ResidualCharge(Enum):
     FROM_SHARED_UNREAD = "the copy, of a shared copy that isn't saved; forbidden where the copy is that, or a view of it"
     FORBIDDEN = "nothing: there is no such resharding"
 
-    @property
-    def of_source(self) -> bool:
-        """Return whether the resharding is charged for the source where that is saved."""
-        return self in (ResidualCharge.COPY, ResidualCharge.REGATHERED)
-
 
 @dataclass(frozen=True, eq=False)
 class TimeTable:
@@ -97,10 +92,10 @@ class ReshardingCosting(ByArguments):
     _expected: dict[tuple[object, ...], dict[int, None]] = field(default_factory=dict)
     _tables: dict[tuple[object, ...], TimeTable] = field(default_factory=dict)
     _classes: dict[tuple[Shape, int], tuple[object, ...]] = field(default_factory=dict)
-    # Sequences are held with the result, so that no others can get their ids.
-    _pairs: dict[tuple[str, int, int], tuple[Mask, object, object]] = field(default_factory=dict)
-    _times: dict[tuple[object, ...], tuple[Ints, Ints, Mask, object, object]] = field(default_factory=dict)
-    _bytes: dict[tuple[Shape, int, int], tuple[Ints, object]] = field(default_factory=dict)
+    # Sequences of shardings are keys by their identity.
+    _pairs: dict[tuple[str, Shardings, Shardings], Mask] = field(default_factory=dict)
+    _times: dict[tuple[object, ...], tuple[Ints, Ints, Mask]] = field(default_factory=dict)
+    _bytes: dict[tuple[Shape, int, Shardings], Ints] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.numbers, self.path_finder = LayoutNumbers(self.mesh), PathFinder(self.steps)
@@ -171,7 +166,8 @@ class ReshardingCosting(ByArguments):
             return np.zeros_like(time_ns), time_ns.copy()
         copies = np.broadcast_to(self.shards(tensor, shardings), time_ns.shape)
         shards = np.broadcast_to(self.shards(tensor, sources)[:, None], time_ns.shape)
-        of_source_bytes = shards if charge.of_source else np.zeros_like(shards)
+        is_source_charged = charge in (ResidualCharge.COPY, ResidualCharge.REGATHERED)
+        of_source_bytes = shards if is_source_charged else np.zeros_like(shards)
 
         def local() -> np.ndarray:
             return self.are_local(sources, shardings)
@@ -208,28 +204,26 @@ class ReshardingCosting(ByArguments):
 
         They are computed once for the same sequences and tensors of one shape.
         """
-        key = tensor.shape, tensor.item_bytes, id(sources), id(shardings), of_variable
+        key = tensor.shape, tensor.item_bytes, sources, shardings, of_variable
         if key not in self._times:
             forward_ns = self.table(tensor.shape, tensor.item_bytes).between(sources.layouts, shardings.layouts)
             time_ns = forward_ns + self.returning_ns(tensor, sources, shardings, of_variable)
-            equal = sources.layouts[:, None] == shardings.layouts
-            self._times[key] = forward_ns, time_ns, equal, sources, shardings
-        return self._times[key][:3]
+            self._times[key] = forward_ns, time_ns, sources.layouts[:, None] == shardings.layouts
+        return self._times[key]
 
     def shards(self, tensor: Tensor, shardings: Shardings) -> Ints:
         """Return the bytes of the largest shard of a tensor in each layout, int64[shardings]: once for the same sequence."""
-        key = tensor.shape, tensor.item_bytes, id(shardings)
+        key = tensor.shape, tensor.item_bytes, shardings
         if key not in self._bytes:
-            n_bytes = self.numbers.largest_elements(shardings.layouts, tensor.shape) * tensor.item_bytes
-            self._bytes[key] = n_bytes, shardings
-        return self._bytes[key][0]
+            self._bytes[key] = self.numbers.largest_elements(shardings.layouts, tensor.shape) * tensor.item_bytes
+        return self._bytes[key]
 
     def _of_pairs(self, of_layouts: Callable[[Ints, Ints], Mask], sources: Shardings, shardings: Shardings) -> Mask:
         """Return what holds from each source to each sharding, whatever the tensor: computed once for the same sequences."""
-        key = of_layouts.__name__, id(sources), id(shardings)
+        key = of_layouts.__name__, sources, shardings
         if key not in self._pairs:
-            self._pairs[key] = of_layouts(sources.layouts, shardings.layouts), sources, shardings
-        return self._pairs[key][0]
+            self._pairs[key] = of_layouts(sources.layouts, shardings.layouts)
+        return self._pairs[key]
 
     def are_local(self, sources: Shardings, shardings: Shardings) -> Mask:
         """Return whether no communication is needed from each source to each operand sharding, bool[sources, shardings]."""

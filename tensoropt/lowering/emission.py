@@ -14,8 +14,7 @@ from ..ir.micro_batching import MicroBatch
 from ..program.gradient_flow import GradientFlow
 from ..program.tasks import ACCUMULATED, AGAIN, FEED, FORWARD, OPERAND, RESULT, SEND, SUM, UPDATE, Site, Task, Value
 from ..rules.random import FROM_SEED
-from ..sharding.resharding import Resharding, differentiated_operands, inner_reshardings
-from ..sharding.update_resharding import row_reshardings
+from ..sharding.resharding import Resharding, differentiated_operands, inner_reshardings, row_reshardings
 from . import pull_back
 from .joined import joined
 from .operators import Job, Values, emit

@@ -28,7 +28,7 @@ from ..lowering.operators import Values
 from ..lowering.variables import StateEntry
 from ..reschedule.layout import Layout
 from ..sharding.local_shapes import shard_slices
-from ..sharding.update_resharding import gather_resharding, split_resharding
+from ..sharding.resharding import gather_resharding, split_resharding
 from .copies import KerasBase, OnRank, ShardVariable, Slots, build_variables, fresh_copy, named_variables, settings_of
 from .global_norms import Completing, as_clipped
 from .keras_optimizer import KerasOptimizer

@@ -16,7 +16,7 @@ import tensorflow as tf
 from ..lowering.localise import opaque
 from ..lowering.operators import Values
 from ..reschedule.layout import Layout
-from ..sharding.update_resharding import sum_resharding
+from ..sharding.resharding import sum_resharding
 from .running_optimizer import Emission
 
 

@@ -28,9 +28,10 @@ from ..sharding.resharding import (
     differentiated_operands,
     inner_reshardings,
     resharding_of,
+    row_reshardings,
+    update_reshardings,
 )
 from ..sharding.strategy import Strategy, StrategyView
-from ..sharding.update_resharding import row_reshardings, update_reshardings
 from .record import PlannedOperator, PlannedResharding, ReshardedCopy
 from .stage_plan import StagePlan
 

@@ -10,9 +10,8 @@ from ..reschedule.layout import Layout
 from ..reschedule.path import Path
 from ..rules.rule import OperandSharding
 from ..sharding.consumers import HYPERPARAMETER, LOSS, Consumer, consumers_of, step_sharding
-from ..sharding.resharding import PathFinder, Resharding, resharding_of
+from ..sharding.resharding import PathFinder, Resharding, resharding_of, row_reshardings
 from ..sharding.strategy import StrategyView
-from ..sharding.update_resharding import row_reshardings
 from .tasks import COMMUNICATING, COMPUTING, FETCHED, LOCAL, OVERLAPPABLE, RESULT, SENT, SHARED, Site
 
 

@@ -18,6 +18,7 @@ FROM_KEY = (
     "StatelessRandomUniformFullIntV2"
 ).split()
 FROM_SEED = "RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt".split()
+RANDOM = frozenset([*FROM_KEY, *FROM_SEED])
 # Drawing one more run takes about as long as drawing so many more elements, and makes the graph larger.
 _RUN_ELEMENTS, _MOST_RUNS = 8192, 64
 # The approximate cost of an element: Philox takes ten rounds of two products and six other operations for four numbers,

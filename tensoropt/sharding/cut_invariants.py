@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from ..common.errors import InputError
 from ..ir.graph import CONSTANT, SOURCES, Graph
-from ..rules.random import FROM_KEY, FROM_SEED
+from ..rules.random import RANDOM
 
 
 @lru_cache(maxsize=4)
@@ -67,9 +67,8 @@ def taken_by_optimizer(graph: Graph) -> frozenset[str]:
 def constant(graph: Graph) -> frozenset[str]:
     """Return the names of the operators that follow from constants alone."""
     names: set[str] = set()
-    random_types = {*FROM_KEY, *FROM_SEED}
     for op in graph.operators.values():
         follows = op.operands and all(graph.producers[tensor.name].name in names for _, tensor in op.operands)
-        if op.type == CONSTANT or (follows and op.updates is None and op.type not in random_types):
+        if op.type == CONSTANT or (follows and op.updates is None and op.type not in RANDOM):
             names.add(op.name)
     return frozenset(names)

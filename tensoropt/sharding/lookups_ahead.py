@@ -7,13 +7,14 @@ micro-batches when a step begins, sends them, and adds their gradients at the en
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from ..common.reach import reached
 from ..ir.graph import PLACEHOLDER, VARIABLE, Graph, Operator
-from ..rules.random import FROM_KEY, FROM_SEED
+from ..rules.random import RANDOM
+from .cut_invariants import following
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +32,15 @@ class LookupsAhead:
     indices: frozenset[str] = frozenset()
 
 
-def lookups_ahead(graph: Graph, stage_of: Mapping[str, int], following: Collection[str]) -> LookupsAhead:
+def lookups_ahead(graph: Graph, stage_of: Mapping[str, int]) -> LookupsAhead:
     """Return the lookups of a model in stages that run ahead.
 
     Args:
         stage_of: the stage of each operator that isn't a source, by its place in program order.
-        following: the names of operators that follow from variables and constants alone.
     """
     (step,) = graph.train_steps.values()
     assert step.loss is not None
-    batch, trained, looked_up, updated = _uses_of_tables(graph, frozenset(following))
+    batch, trained, looked_up, updated = _uses_of_tables(graph)
     first: dict[str, int] = {}
     tables: dict[str, int] = {}
     lookups: dict[str, int] = {}
@@ -53,7 +53,7 @@ def lookups_ahead(graph: Graph, stage_of: Mapping[str, int], following: Collecti
         home = min(others)
         ahead = [op for op in uses if op.looks_up(table) and stage_of[op.name] not in others]
         # What is made of the table alone, such as a penalty on it, is made where the table is; nothing earlier may use it.
-        if not ahead or any(stage < home for stage in _uses_of_followers(graph, table.name, stage_of, following)):
+        if not ahead or any(stage < home for stage in _uses_of_followers(graph, table.name, stage_of)):
             continue
         first = first or {name: min((stage_of[op.name] for op in uses), default=-1) for name, uses in trained.items()}
         if first[name] < home and list(first.values()).count(first[name]) == 1:
@@ -68,9 +68,7 @@ def lookups_ahead(graph: Graph, stage_of: Mapping[str, int], following: Collecti
 
 
 @lru_cache(maxsize=4)
-def _uses_of_tables(
-    graph: Graph, following: frozenset[str]
-) -> tuple[tuple[int, ...], dict[str, list[Operator]], list[str], set[str]]:
+def _uses_of_tables(graph: Graph) -> tuple[tuple[int, ...], dict[str, list[Operator]], list[str], set[str]]:
     """Return the shape of the batch, the operators that use each trained variable, which of these are looked up, and the
     variables that operators update.
 
@@ -79,22 +77,23 @@ def _uses_of_tables(
     (step,) = graph.train_steps.values()
     assert step.loss is not None
     batch = next((op.result.shape[:1] for op in graph.step_operators if op.type == PLACEHOLDER and op.result.shape), ())
-    ancestors = graph.ancestors([step.loss]).difference(following)
+    ancestors = graph.ancestors([step.loss]).difference(following(graph))
     users = {name: graph.consumers.get(graph.operators[name].result.name, ()) for name in step.variables}
     trained = {name: [op for op in uses if op.name in ancestors] for name, uses in users.items()}
     looked_up = [name for name, uses in trained.items() if any(op.looks_up(graph.operators[name].result) for op in uses)]
     return batch, trained, looked_up, {op.updates for op in graph.operators.values() if op.updates is not None}
 
 
-def _uses_of_followers(graph: Graph, table: str, stage_of: Mapping[str, int], following: Collection[str]) -> Iterable[int]:
+def _uses_of_followers(graph: Graph, table: str, stage_of: Mapping[str, int]) -> Iterable[int]:
     """Return the stages of operators that use what is made of a table alone."""
+    followers = following(graph)
 
     def made_of(name: str) -> Iterable[str]:
-        users = (op for op in graph.consumers.get(name, ()) if op.name in following)
+        users = (op for op in graph.consumers.get(name, ()) if op.name in followers)
         return (tensor.name for op in users for tensor in op.outputs)
 
     users = (op for name in reached(made_of(table), made_of) for op in graph.consumers.get(name, ()))
-    return (stage_of[op.name] for op in users if op.name not in following)
+    return (stage_of[op.name] for op in users if op.name not in followers)
 
 
 @lru_cache(maxsize=16)
@@ -102,8 +101,7 @@ def _made_of_feeds(graph: Graph, lookup: Operator, batch: tuple[int, ...]) -> se
     """Return the names of the operators that compute a lookup's indices from fed batches; None if they need others."""
     names = graph.ancestors([tensor for position, tensor in lookup.operands if position == 1])
     operators = [graph.operators[name] for name in names]
-    random_types = {*FROM_KEY, *FROM_SEED}
-    if any(op.type == VARIABLE or op.updates is not None or op.type in random_types or op.controls for op in operators):
+    if any(op.type == VARIABLE or op.updates is not None or op.type in RANDOM or op.controls for op in operators):
         return None
     batches = {op.result.shape[:1] for op in operators if op.type == PLACEHOLDER}
     return {op.name for op in operators if op.operands} if batches == {batch} else None

@@ -26,7 +26,6 @@ from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain
 
 import numpy as np
 
@@ -37,10 +36,10 @@ from ..ir.micro_batching import are_shares_divided
 from ..reschedule.layout import Layout
 from ..reschedule.mesh import Mesh
 from ..rules.composition import Composition
-from ..rules.random import FROM_KEY, FROM_SEED
+from ..rules.random import RANDOM
 from ..rules.reduction import reduced_dimensions
 from ..rules.registry import rule_of
-from ..rules.rule import Config, Interface, Rule, interface_of, why_invalid
+from ..rules.rule import Config, Interface, interface_of, why_invalid
 from .local_shapes import static_values
 
 SUM = -1
@@ -234,7 +233,7 @@ class _Propagation:
         names = [name for name in factors if rule.extents[name] % self.n == 0]
         names += [f"+{i}" for i in range(len(rule.linear))]
         configs = (Config(self.mesh, (name,) * len(self.mesh.sizes)) for name in names)
-        candidates = [config for config in configs if not _why_invalid(rule, config)]
+        candidates = [config for config in configs if not why_invalid(replace(rule, spread=""), config)]
         return [config for config in candidates if op.type not in COMPOSITES or _fits_body(op, config)]
 
     def _count_pulled(self, op: Operator, config: Config, forms: Forms, configs: Configs) -> int | None:
@@ -303,10 +302,6 @@ class _Propagation:
         )
 
 
-def _why_invalid(rule: Rule, config: Config) -> str:
-    return why_invalid(replace(rule, spread=""), config)
-
-
 def _fits_body(op: Operator, config: Config) -> bool:
     """Return whether a composite operator can be split over micro-batches in this config.
 
@@ -318,7 +313,7 @@ def _fits_body(op: Operator, config: Config) -> bool:
         own, interface = composition.inner(inner, config)
         if any(own.degree(name) > 1 for name in composition.rules[inner.name].positional):
             return False
-        varies = inner.type == CONSTANT or inner.type in chain(FROM_KEY, FROM_SEED)
+        varies = inner.type == CONSTANT or inner.type in RANDOM
         if varies and any(_form(layout) is not None for layout in interface.results):
             return False
     return op.type == LOOP or not any(composition.alike(k, config) for k in range(len(composition.body.outputs)))
@@ -366,7 +361,7 @@ def _per_micro_batch(op: Operator, config: Config, interface: Interface, forms: 
     if op.type == CONSTANT and op.result.name in forms:
         dimension = forms[op.result.name]
         statics[0] = np.take(op.statics[0], np.arange(op.result.shape[dimension] // n), dimension)
-    elif op.type in chain(FROM_KEY, FROM_SEED) and op.result.name in forms:
+    elif op.type in RANDOM and op.result.name in forms:
         statics[0] = np.asarray(_cut(op.result, forms, n).shape, np.asarray(op.statics[0]).dtype)
     elif op.type == "Mean" and any(config.degree(f"d{dimension}") > 1 for dimension in reduced_dimensions(op)):
         attrs[N_MICRO_BATCHES] = n

@@ -17,11 +17,11 @@ from collections.abc import Collection
 
 from ..ir.body import COMPOSITES, VALUE_SHAPED
 from ..ir.graph import SOURCES, Graph, Operator
-from ..rules.random import FROM_KEY, FROM_SEED
+from ..rules.random import RANDOM
 from ..rules.rule import Config, Rule
 from .resharding import differentiated_operands, inner_reshardings
 
-NEVER = frozenset([*SOURCES, *COMPOSITES, VALUE_SHAPED, *FROM_KEY, *FROM_SEED, "StatelessRandomGetKeyCounter"])
+NEVER = frozenset([*SOURCES, *COMPOSITES, VALUE_SHAPED, *RANDOM, "StatelessRandomGetKeyCounter"])
 
 
 def may_be_rematerialized_at_all(graph: Graph, op: Operator, rule: Rule, gradients: Collection[tuple[str, int]]) -> bool:

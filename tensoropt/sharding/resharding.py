@@ -2,15 +2,17 @@
 
 The forward path goes from the produced layout to the operand layout; the backward path from the operand's gradient layout to
 the produced tensor's. A resharding's costs and its execution both come from the two paths that :class:`PathFinder` finds.
+There are reshardings inside of operators (:func:`inner_reshardings`) and in updates (:func:`update_reshardings`) too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ..ir.graph import Operator, Tensor
+from ..ir.optimizer import ParameterUpdate
 from ..reschedule.cost_model import StepCosts
 from ..reschedule.halo import HALO, LOWEST, ZERO, HaloStep
 from ..reschedule.layout import Axes, Layout, Shape
@@ -224,13 +226,61 @@ def statistics_of(op: Operator, rule: Rule) -> tuple[Statistic, ...]:
     return (Statistic(rows, "max", False), Statistic(rows, "sum", True))
 
 
+def sum_resharding(mesh: Mesh, length: int, item_bytes: int) -> Resharding:
+    """Return the resharding that sums a vector over all devices."""
+    source = Layout(mesh, ((),), mesh.axes)
+    return Resharding((length,), item_bytes, source, OperandSharding(Layout.replicated(mesh, 1), None))
+
+
+def gather_resharding(tensor: Tensor, layout: Layout) -> Resharding:
+    """Return the resharding that replicates a tensor, such as a parameter or its gradient, on every device."""
+    replicated = Layout.replicated(layout.mesh, len(tensor.shape))
+    return Resharding(tensor.shape, tensor.item_bytes, layout, OperandSharding(replicated, None))
+
+
+def split_resharding(tensor: Tensor, layout: Layout) -> Resharding:
+    """Return the resharding that cuts a replicated parameter back into its shards."""
+    replicated = Layout.replicated(layout.mesh, len(tensor.shape))
+    return Resharding(tensor.shape, tensor.item_bytes, replicated, OperandSharding(layout, None))
+
+
+def update_reshardings(
+    updates: Sequence[ParameterUpdate], tensor: Tensor, layout: Layout, by_rows: bool
+) -> Iterator[Resharding]:
+    """Yield the reshardings of a parameter's updates; there is one update for each training step that trains it.
+
+    Args:
+        by_rows: whether the gradient comes as rows, which every device has.
+    """
+    mesh = layout.mesh
+    for update in updates:
+        if mesh.n_devices > 1:
+            yield from (sum_resharding(mesh, length, item_bytes) for length, item_bytes in update.sums)
+        if update.is_global and not layout.is_replicated:
+            # The gradient, the parameter, and the parameter's shard on the way back.
+            if not by_rows:
+                yield gather_resharding(tensor, layout)
+            yield gather_resharding(tensor, layout)
+            yield split_resharding(tensor, layout)
+
+
+def row_reshardings(op: Operator, rule: Rule, config: Config) -> tuple[Resharding, Resharding]:
+    """Return the two reshardings of a lookup whose table is updated by rows.
+
+    They replicate the indices, and the gradient of the rows that were found, on every device.
+    """
+    interface, indices = interface_of(rule, config), op.operand(1)
+    return (
+        gather_resharding(indices, interface.operand(1).layout),
+        gather_resharding(op.result, interface.results[0].with_partial(())),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class PlainCosts:
     """Step costs that depend on no measurement, for reshardings that no plan names: they prefer fewer and smaller
     collectives.
     """
 
-    latency_ns: int = 10_000
-
     def time_ns(self, kind: str, mesh: Mesh, axes: Axes, n_bytes: int) -> int:
-        return n_bytes // 10 if kind == "local" else self.latency_ns + n_bytes * (2 if kind == "all_reduce" else 1)
+        return n_bytes // 10 if kind == "local" else 10_000 + n_bytes * (2 if kind == "all_reduce" else 1)

@@ -14,7 +14,7 @@ that a later stage sends back will be. (They aren't those; running a stage needs
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, product
@@ -24,13 +24,12 @@ import numpy as np
 from ..common.errors import InputError
 from ..common.reach import reached
 from ..ir.gradient_info import Backward
-from ..ir.graph import PLACEHOLDER, SOURCES, VARIABLE, Graph, MicroBatching, Operator, Tensor
+from ..ir.graph import ARGUMENTS, PLACEHOLDER, SOURCES, VARIABLE, Graph, MicroBatching, Operator, Tensor
 from .branches import early_first, runs_early
 from .cut_invariants import constant, first_uses, following, places, producers, taken_by_optimizer
 from .lookups_ahead import LookupsAhead, lookups_ahead
 from .micro_batches import SUM
 from .model import Model
-from .stand_in_loss import sum_of_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +176,7 @@ class Stages:
         summed = dict.fromkeys(crossing.tensor for crossing in sent if crossing.is_ahead or not own)
         if summed or not own:
             summands = own + [graph.tensors[name] for name in summed]
-            sums = sum_of_all(f"{step.name}/stage_{index}", summands)
+            sums = _sum_of_all(f"{step.name}/stage_{index}", summands)
             operators.update((op.name, op) for op in sums)
             loss = sums[-1].result
         own_variables = [index for index, name in enumerate(step.variables) if name in members]
@@ -280,7 +279,7 @@ class Stages:
         """The lookups that run in the stage of their table, ahead of those that use the rows; none of a single stage."""
         if not self.cuts:
             return LookupsAhead()
-        return lookups_ahead(self.whole.graph, self._in_order, following(self.whole.graph))
+        return lookups_ahead(self.whole.graph, self._in_order)
 
     @cached_property
     def _common_operators(self) -> frozenset[str]:
@@ -328,7 +327,6 @@ class Stages:
         graph = self.whole.graph
         if not self.cuts:
             return (frozenset(graph.operators),)
-
         constants, producers_of = constant(graph), producers(graph)
         result: list[set[str]] = [set(self._common_operators) for _ in range(self.n)]
         for name, stage in self._homes.items():
@@ -351,3 +349,28 @@ class Stages:
         needing = (graph.operators[name] for name in own if not producers(graph)[name].keys() <= own)
         tensors = {tensor.name: tensor for op in needing for _, tensor in op.operands}
         return [tensor for tensor in tensors.values() if graph.producers[tensor.name].name not in own]
+
+
+def _sum_of_all(name: str, tensors: Sequence[Tensor]) -> list[Operator]:
+    """Return operators that sum all elements of tensors; the last one's result is the sum, a stage's loss to be planned by.
+
+    Raises:
+        InputError: no tensor has a gradient, or they are of several types.
+    """
+    if not tensors:
+        raise InputError("a stage would send nothing that is trained; ask for fewer stages")
+    types = sorted({tensor.dtype for tensor in tensors})
+    if len(types) > 1:
+        raise InputError(f"a stage would send gradients of the types {' and '.join(types)}; use stages=1")
+    operators: list[Operator] = []
+    for number, tensor in enumerate(tensors):
+        total = Tensor(f"{name}/sum_{number}:0", (), tensor.dtype)
+        axes = {1: np.arange(len(tensor.shape), dtype=np.int32)}
+        attributes = {"keep_dims": False, ARGUMENTS: (("input", None), ("reduction_indices", None))}
+        operators.append(Operator(f"{name}/sum_{number}", "Sum", (tensor, None), (total,), axes, attributes))
+    for number, op in enumerate(operators[1:]):
+        sums = operators[-1].result if number else operators[0].result
+        result = Tensor(f"{name}/add_{number}:0", (), tensor.dtype)
+        attributes = {ARGUMENTS: (("x", None), ("y", None))}
+        operators.append(Operator(f"{name}/add_{number}", "AddV2", (sums, op.result), (result,), {}, attributes))
+    return operators

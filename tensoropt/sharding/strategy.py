@@ -159,11 +159,8 @@ class StrategyView:
         tensor = op.inputs[position]
         if tensor is None or not self.reads(op, position):
             return False
-        shared, target, source_layout = (
-            self.strategy.shared.get(tensor.name),
-            self.sharding(op, position).layout,
-            self.layout(tensor),
-        )
+        shared, target = self.strategy.shared.get(tensor.name), self.sharding(op, position).layout
+        source_layout = self.layout(tensor)
         source = source_layout if shared is None else shared.layout
         if source == target or needs_communication(source, target):
             return False

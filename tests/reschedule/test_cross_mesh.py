@@ -9,6 +9,7 @@ import pytest
 from oracles.layouts import all_layouts
 from oracles.shards import gather, scatter
 
+from tensoropt.reschedule.between_machines import bytes_between
 from tensoropt.reschedule.cross_mesh import CrossMesh
 from tensoropt.reschedule.layout import Layout
 from tensoropt.reschedule.mesh import Mesh
@@ -22,6 +23,7 @@ MESHES = (
     (Mesh.of(1), Mesh.of(4)),
 )
 SHAPES = ((5, 7), (4, 8, 3))
+DEVICES = range(16)  # each a machine of its own
 
 
 def ways(source: Mesh, target: Mesh, shape: tuple[int, ...], devices: tuple[tuple[int, ...], tuple[int, ...]]):
@@ -42,7 +44,7 @@ def test_every_pair_of_layouts_brings_the_tensor_over(meshes: tuple[Mesh, Mesh],
         shards = way.simulate(scatter(tensor, way.source))
         assert np.array_equal(gather(shards, way.target, shape), tensor)
         needed = sum(np.prod(way.target.local_shape(shape, rank)) for rank in range(meshes[1].n_devices))
-        assert way.n_bytes(1) == needed, "each device gets just what it needs"
+        assert bytes_between(way, DEVICES) == needed, "each device gets just what it needs"
 
 
 @pytest.mark.parametrize(("p1", "p2"), [(2, 2), (4, 2), (2, 4), (4, 1), (3, 3)])
@@ -51,7 +53,7 @@ def test_bytes_between_disjoint_devices_are_those_of_oneflow(p1: int, p2: int) -
     source, target, shape = Mesh.of(p1), Mesh.of(p2), (12, 12)
     for way in ways(source, target, shape, disjoint(source, target)):
         copies = p2 // way.target.mesh.size_of(way.target.split_axes)
-        assert way.n_bytes(4) == 4 * 12 * 12 * copies
+        assert bytes_between(way, DEVICES) == 12 * 12 * copies
 
 
 @pytest.mark.parametrize("p", [2, 3, 4])
@@ -68,7 +70,7 @@ def test_bytes_on_the_same_devices_are_those_of_oneflow(p: int) -> None:
         if sum(split) > 1 or sum(wanted) > 1 or (split == wanted and way.source != way.target):
             continue
         expected = 0 if not any(split) or split == wanted else (p - 1) * size if not any(wanted) else (p - 1) * size // p
-        assert way.n_bytes(1) == expected, way
+        assert bytes_between(way, DEVICES) == expected, way
 
 
 def test_nested_devices_keep_what_they_have() -> None:
@@ -83,7 +85,7 @@ def test_nested_devices_keep_what_they_have() -> None:
             mask[tuple(slice(*each) for each in way.target.bounds(shape, rank))] = True
             mask[tuple(slice(*each) for each in held[rank])] = False
             missing += int(mask.sum())
-        assert way.n_bytes(1) == missing
+        assert bytes_between(way, DEVICES) == missing
 
 
 def test_replicas_share_what_is_to_be_sent() -> None:

@@ -69,6 +69,9 @@ def test_layouts_that_are_not_any() -> None:
         Layout.parse(mesh, "[c, -]")
     with pytest.raises(ValueError, match="expected something like"):
         Layout.parse(mesh, "a, b")
+    for text in ("[A]", "[a,]", "[a-]", "[a b]"):
+        with pytest.raises(ValueError, match="not a layout"):
+            Layout.parse(mesh, text)
     assert Layout(mesh, ((),), (1, 0)) == Layout(mesh, ((),), (0, 1))
 
 

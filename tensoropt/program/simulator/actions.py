@@ -22,9 +22,10 @@ from ...sharding.resharding import (
     ReshardingPaths,
     differentiated_operands,
     inner_reshardings,
+    row_reshardings,
+    update_reshardings,
 )
 from ...sharding.strategy import StrategyView
-from ...sharding.update_resharding import row_reshardings, update_reshardings
 from ..gradient_flow import GradientFlow
 from ..tasks import SHARED
 from .network import COMPUTE, Action
@@ -131,25 +132,17 @@ class StepActions:
         (step,) = paths.backward.steps
         assert not isinstance(step, HaloStep)
         n_bytes = step.n_bytes(resharding.shape, resharding.item_bytes)
-        return (Action(step.cost_kind, step.group_axes, BUCKET_BYTES, of_bucket=n_bytes),)
+        return (Action(step.kind, step.group_axes, BUCKET_BYTES, of_bucket=n_bytes),)
 
     def _of_path(self, path: Path, item_bytes: int) -> Chain:
         actions: list[Action] = []
         costs = self.path_finder.costs
         for step in path.steps:
-            if isinstance(step, HaloStep):
-                for kind, axes, n_bytes in reversed(step.charged(path.shape, item_bytes)):
-                    if kind == "local":
-                        actions += _computed(costs.time_ns(kind, step.source.mesh, axes, n_bytes))
-                    else:
-                        actions.append(Action(kind, axes, n_bytes))
-                continue
-            mesh, axes, n_bytes = step.source.mesh, step.group_axes, step.n_bytes(path.shape, item_bytes)
-            local_ns = costs.time_ns("local", mesh, axes, n_bytes)
-            if step.communicates:
-                actions += [Action(step.kind, axes, n_bytes), *_computed(step.n_copies(path.shape) * local_ns)]
-            else:
-                actions += _computed(local_ns)
+            for kind, axes, n_bytes in step.charged(path.shape, item_bytes):
+                if kind == "local":
+                    actions += _computed(costs.time_ns(kind, step.source.mesh, axes, n_bytes))
+                else:
+                    actions.append(Action(kind, axes, n_bytes))
         return _joined(actions)
 
 
