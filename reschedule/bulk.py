@@ -240,7 +240,7 @@ def steps_into(steps: StepTimes, graph: LayoutGraph, state: State, is_reversed: 
     Returns:
         For each its number, the step's time, and whether the step is a collective.
     """
-    moves = list(steps.moves(state, graph.has_partial, graph.orders.runs))
+    moves = list(steps.moves(state, bool(graph.partial.any()), graph.orders.runs))
     numbers = graph.number_of([move.target for move in moves]).tolist()
     ways = [(state, move) for move in moves]
     if is_reversed:

@@ -45,11 +45,6 @@ class LayoutGraph:
     class_of: npt.NDArray[np.int32]  # [edges]
     first_of_class: Ints  # [classes], an edge of each
 
-    @property
-    def has_partial(self) -> bool:
-        """Return whether the graph has layouts with partial axes."""
-        return bool(self.partial.any())
-
     def state(self, number: int) -> State:
         axes = self.orders.axes
         return State(tuple(axes[order] for order in self.dims[number]), axes_of_mask(int(self.partial[number])))

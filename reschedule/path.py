@@ -173,8 +173,8 @@ def all_pairs(mesh: Mesh, shape: Shape, itemsize: int, costs: StepCosts, layouts
     time_ns = np.zeros((len(layouts), len(layouts)), np.int64)
     if len(inside) < len(layouts):
         time_ns = _table(_step_times(mesh, False, shape, itemsize, costs), [State.of(layout) for layout in layouts])
-    times = _step_times(mesh, True, shape, itemsize, costs)
-    time_ns[np.ix_(inside, inside)] = _table(times, [state for state in of_units if state is not None])
+    between_units = _step_times(mesh, True, shape, itemsize, costs)
+    time_ns[np.ix_(inside, inside)] = _table(between_units, [state for state in of_units if state is not None])
     if time_ns.size and time_ns.max() >= _TOO_LONG_NS:
         raise ReschedulingError(f"rescheduling {shape} on {mesh} takes over an hour by the cost model, check its units")
     _tables.put(key, time_ns, time_ns.nbytes)

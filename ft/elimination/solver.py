@@ -96,23 +96,18 @@ class Solver:
             assert effort is not None
             if effort.cells > self.limits.max_cells:
                 return effort
-            self._eliminate_among(graph, free, effort.magnitude)
+            # Before larger tables are made, look which other variables have become free: a variable is a cut vertex only as
+            # long as the branch that it cuts off is there.
+            magnitude = effort.magnitude
+            while effort is not None and effort.magnitude <= magnitude:
+                graph.eliminate(effort.variable)
+                free.remove(effort.variable)
+                self.report(graph)
+                effort = graph.cheapest(free)
         return None
 
     def _free(self, graph: TableGraph) -> set[int]:
         """Return the variables that may be eliminated now: with LDP those that are neither marked nor cut vertices."""
         from .linear_graph import held_variables
 
-        held = held_variables(graph) if self.use_ldp else set()
-        return {variable for variable in graph.variables if variable not in held}
-
-    def _eliminate_among(self, graph: TableGraph, free: set[int], magnitude: int) -> None:
-        """Eliminate those of the free variables whose elimination makes tables of at most this magnitude.
-
-        Before larger tables are made, the caller checks which other variables have become free: a variable is a cut vertex
-        only as long as the branch that it cuts off is there.
-        """
-        while (effort := graph.cheapest(free)) is not None and effort.magnitude <= magnitude:
-            graph.eliminate(effort.variable)
-            free.remove(effort.variable)
-            self.report(graph)
+        return set(graph.variables).difference(held_variables(graph) if self.use_ldp else ())

@@ -91,14 +91,7 @@ class Overlap:
     computing: dict[int, OverlapPart]
 
     def overlap_ns(self, problem: Problem, strategies: npt.NDArray[np.int32]) -> Ints:
-        """Return the overlap of each strategy: how much less time it takes than Equation (3) says.
-
-        Args:
-            strategies: int[P, nodes].
-
-        Returns:
-            int64[P], in nanoseconds.
-        """
+        """Return the overlap of strategies, int[P, nodes]: how much less time they take than Equation (3) says, int64[P]."""
         parts = [self._overlap_ns(problem.edges, strategies[i : i + _AT_ONCE]) for i in range(0, len(strategies), _AT_ONCE)]
         return np.concatenate(parts)
 

@@ -27,17 +27,6 @@ PAIRS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Arcs:
-    """Products of a run of points of the one table and a run of points of the other, by ascending target."""
-
-    target: Ints
-    a_start: Ints
-    a_count: Ints
-    b_start: Ints
-    b_count: Ints
-
-
-@dataclass(frozen=True, slots=True)
 class Points:
     """Candidates or survivors: their target, their costs, and the points of the two tables that they are the sum of."""
 
@@ -55,15 +44,19 @@ class Points:
         return Points(*(np.concatenate([getattr(part, name) for part in parts]) for name in Points.__slots__))
 
 
-def merge(a: Table, b: Table, arcs: Arcs) -> Points:
-    """Return the frontier of each target's candidates, by ascending target, then memory."""
+def merge(a: Table, b: Table, target: Ints, runs: Ints) -> Points:
+    """Return the frontier of each target's candidates, by ascending target, then memory.
+
+    Args:
+        target: of each arc, ascending.
+        runs: int64[4, arcs], where the points of a's cell start and their number, and the same of b's.
+    """
     from .numba_kernels import merge_runs  # here, since loading compiled code takes half a second
 
-    starts = np.flatnonzero(np.diff(arcs.target, prepend=-1))
-    bounds = np.append(starts, len(arcs.target))
-    runs = np.stack([arcs.a_start, arcs.a_count, arcs.b_start, arcs.b_count])
+    starts = np.flatnonzero(np.diff(target, prepend=-1))
+    bounds = np.append(starts, len(target))
     counts, points = merge_runs(bounds, runs, a.mem, a.time, b.mem, b.time, INFEASIBLE)
-    return Points(np.repeat(arcs.target[starts], counts), *points)
+    return Points(np.repeat(target[starts], counts), *points)
 
 
 def combine(a: Table, b: Table, sum_out: int | None = None) -> Table:
@@ -74,8 +67,8 @@ def combine(a: Table, b: Table, sum_out: int | None = None) -> Table:
     scope = tuple(sorted((set(a.scope) | set(b.scope)) - {sum_out}))
     states, counts, survivors, n_cells = [], [], [], 0
     for a_cell, b_cell in _Join.of(a, b, sum_out).blocks():
-        block_states, arcs = _targets(a, b, scope, a_cell, b_cell)
-        points = merge(a, b, arcs)
+        block_states, *arcs = _targets(a, b, scope, a_cell, b_cell)
+        points = merge(a, b, *arcs)
         targets, reached_counts = np.unique(points.target, return_counts=True)
         states.append(block_states[targets])
         counts.append(reached_counts)
@@ -136,8 +129,8 @@ class _Join:
             group = after
 
 
-def _targets(a: Table, b: Table, scope: tuple[int, ...], a_cell: Ints, b_cell: Ints) -> tuple[States, Arcs]:
-    """Return the states of the distinct targets of these pairs of cells, and the arcs to them."""
+def _targets(a: Table, b: Table, scope: tuple[int, ...], a_cell: Ints, b_cell: Ints) -> tuple[States, Ints, Ints]:
+    """Return the states of the distinct targets of these pairs of cells, and the arcs to them, see :func:`merge`."""
     columns = [a.column(v)[a_cell] if v in a.scope else b.column(v)[b_cell] for v in scope]
     code = codes(columns, len(a_cell))
     order = np.argsort(code, kind="stable")
@@ -151,7 +144,7 @@ def _targets(a: Table, b: Table, scope: tuple[int, ...], a_cell: Ints, b_cell: I
         states[:, index] = column[representative]
     a_cell, b_cell = a_cell[order], b_cell[order]
     a_count, b_count = np.diff(a.offsets), np.diff(b.offsets)
-    return states, Arcs(target, a.offsets[a_cell], a_count[a_cell], b.offsets[b_cell], b_count[b_cell])
+    return states, target, np.stack([a.offsets[a_cell], a_count[a_cell], b.offsets[b_cell], b_count[b_cell]])
 
 
 def _trace(a: Table, b: Table, points: Points, sum_out: int | None) -> Trace | None:
@@ -181,8 +174,8 @@ def merge_states(table: Table, variable: int, representative: Ints) -> Table:
     renamed = Table(table.scope, states, table.offsets, table.mem, table.time)
     cells = np.arange(table.n_cells, dtype=np.int64)
     unit = unit_table()
-    target_states, arcs = _targets(renamed, unit, table.scope, cells, np.zeros_like(cells))
-    points = merge(renamed, unit, arcs)
+    target_states, *arcs = _targets(renamed, unit, table.scope, cells, np.zeros_like(cells))
+    points = merge(renamed, unit, *arcs)
     offsets = offsets_of(np.bincount(points.target, minlength=len(target_states)))
     trace = _trace(table, unit, points, variable)
     return Table(table.scope, target_states, offsets, points.mem, points.time, trace, table.slack, table.n_summed)

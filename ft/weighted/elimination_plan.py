@@ -54,6 +54,7 @@ class EliminationPlan:
         same: for each table, the number of the first that is equal to it whatever the weights; often its own.
         variable_of: for each result of a bucket the variable that was eliminated.
         neighbours: for each variable the other variables of its step's tables, in the tables' order.
+        n_equal: for each number in ``same``, how many tables have it.
     """
 
     n_states: tuple[int, ...]
@@ -65,7 +66,7 @@ class EliminationPlan:
     same: list[int] = field(default_factory=list)
     variable_of: dict[int, int] = field(default_factory=dict)
     neighbours: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    _n_equal: dict[int, int] = field(default_factory=dict)
+    n_equal: Counter[int] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, problem: Problem, max_cells: int) -> EliminationPlan:
@@ -79,6 +80,7 @@ class EliminationPlan:
         while True:
             plan = cls(tuple(node.n_states for node in problem.nodes), max_cells, list(shapes), tables, same=list(same))
             _Planner(plan).run()
+            plan.n_equal.update(plan.same)
             if plan.total_cells <= MAX_TOTAL_CELLS or max_cells == 1:
                 return plan
             max_cells = max(max_cells // 8, 1)
@@ -95,12 +97,6 @@ class EliminationPlan:
         for step in self.steps:
             groups.setdefault(self.same[step.buckets[0].result], []).append(step.variable)
         return list(groups.values())
-
-    def n_equal(self, result: int) -> int:
-        """Return the number of tables that are equal to a bucket's result whatever the weights, itself included."""
-        if not self._n_equal:
-            self._n_equal.update(Counter(self.same))
-        return self._n_equal[self.same[result]]
 
     @property
     def exact(self) -> bool:

@@ -306,13 +306,14 @@ class WeightedPass:
 
         In a run of equal layers that is so from a few layers before its ends on.
         """
-        kind = self.plan.same[bucket.result] if self.folds else bucket.result
+        same = self.plan.same[bucket.result]
+        kind = same if self.folds else bucket.result
         backs = self._backs.setdefault(kind, [])
         visit = self._visits[kind] = self._visits.get(kind, -1) + 1
         for back in backs:
             if back.outer is outer or np.array_equal(back.outer, outer):
                 return back
-        if samples is not None and backs and not _is_sample(visit, self.plan.n_equal(kind), samples):
+        if samples is not None and backs and not _is_sample(visit, self.plan.n_equal[same], samples):
             return backs[-1]
         of_state, of_inputs, arrays = self._go_back(bucket, own, outer)
         pool = self.setting.pool

@@ -8,7 +8,7 @@ import pytest
 from tensoropt.ft import INFEASIBLE
 from tensoropt.ft.pareto import product, reduce_unsorted
 from tensoropt.ft.tables import contract
-from tensoropt.ft.tables.contract import Arcs, Points
+from tensoropt.ft.tables.contract import Points
 from tensoropt.ft.tables.table import Table
 
 
@@ -32,7 +32,7 @@ def test_merged_arcs_are_all_sums_reduced(limit: int, longest: int) -> None:
         n_arcs = int(rng.integers(1, 60))
         (of_a, of_b), target = rng.integers(0, 8, (2, n_arcs)), np.sort(rng.integers(0, 6, n_arcs))
         counts = np.diff(a.offsets)[of_a], np.diff(b.offsets)[of_b]
-        got = contract.merge(a, b, Arcs(target, a.offsets[of_a], counts[0], b.offsets[of_b], counts[1]))
+        got = contract.merge(a, b, target, np.stack([a.offsets[of_a], counts[0], b.offsets[of_b], counts[1]]))
         assert (a.mem[got.a_point] + b.mem[got.b_point] == got.mem).all()
         assert (a.time[got.a_point] + b.time[got.b_point] == got.time).all()
         expected = []
