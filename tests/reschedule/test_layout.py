@@ -67,10 +67,8 @@ def test_layouts_that_are_not_any() -> None:
         Layout.parse(mesh, "[a, a]")
     with pytest.raises(ValueError, match=r"mesh \(2 \| 2\) does not have"):
         Layout.parse(mesh, "[c, -]")
-    with pytest.raises(ValueError, match="expected something like"):
-        Layout.parse(mesh, "a, b")
-    for text in ("[A]", "[a,]", "[a-]", "[a b]"):
-        with pytest.raises(ValueError, match="not a layout"):
+    for text in ("a, b", "[A]", "[a,]", "[a-]", "[a b]"):
+        with pytest.raises(ValueError, match="expected something like"):
             Layout.parse(mesh, text)
     assert Layout(mesh, ((),), (1, 0)) == Layout(mesh, ((),), (0, 1))
 
