@@ -20,6 +20,7 @@ from tensoropt.common.errors import InputError
 from tensoropt.ir.graph import Graph
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.optimizers.copies import Parameter, ShardVariable, build_variables, fresh_copy, slots_of
+from tensoropt.optimizers.keras_optimizer import KerasOptimizer
 from tensoropt.program.fetch import Fetch
 from tensoropt.reschedule.mesh import Mesh
 
@@ -220,3 +221,11 @@ def test_slots_equal_those_of_a_build_on_global_variables(name: str) -> None:
     shards = [ShardVariable(tf.Variable(tf.zeros(each.shape)), each.shape, each) for each in parameters]
     owners = [owner for _, owner in build_variables(fresh_copy(optimizer), shards, parameters)]
     assert slots_of(optimizer, parameters) == tuple(owners.count(place) for place in range(len(parameters)))
+
+
+def test_what_ranks_compare_of_an_optimizer_has_no_addresses() -> None:
+    class Holding(Signed):
+        def get_config(self) -> dict[str, Any]:
+            return {**super().get_config(), "held": object()}
+
+    assert '"held": "<object object>"' in KerasOptimizer(Holding(), ()).numbers
