@@ -6,6 +6,7 @@ A copy has the user's class and is made from the config, so that Keras's own cod
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -119,6 +120,12 @@ def settings_of(optimizer: KerasBase) -> dict[str, Any]:
     }
     rate = getattr(optimizer, "_learning_rate", None)
     return settings if rate is None or isinstance(rate, keras.Variable) else {**settings, "learning_rate": rate}
+
+
+def as_text(value: Any) -> str:
+    """Return what tells a value from others on all ranks: its config if it has one, and not its address in memory."""
+    content = value.get_config() if hasattr(value, "get_config") and not isinstance(value, type) else value
+    return re.sub(r" at 0x[0-9a-f]+", "", f"{type(value).__qualname__} {content!r}")
 
 
 def build_variables(optimizer: KerasBase, variables: Sequence[Any], parameters: Sequence[Parameter]) -> Slots:

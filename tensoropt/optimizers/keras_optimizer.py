@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,7 +14,7 @@ import tensorflow as tf
 
 from ..common.errors import InputError, short
 from ..ir.optimizer import ParameterUpdate
-from .copies import KerasBase, Parameter, inner_of, slots_of
+from .copies import KerasBase, Parameter, as_text, inner_of, slots_of
 from .elementwise_updates import MULTI_OPTIMIZERS, fault_of, is_taken_over, mixing_of, starts_from_values
 
 if TYPE_CHECKING:
@@ -133,9 +132,7 @@ class KerasOptimizer:
     @property
     def numbers(self) -> str:
         """Return the config as JSON, with the class's name (:func:`keras_name`) for the optimizer's own."""
-        config = {**self.source.get_config(), "name": keras_name(self.source)}
-        # An object's address in memory differs between ranks.
-        return json.dumps(config, sort_keys=True, default=lambda value: re.sub(r" at 0x[0-9a-f]+", "", repr(value)))
+        return json.dumps({**self.source.get_config(), "name": keras_name(self.source)}, sort_keys=True, default=as_text)
 
     @cached_property
     def _slots(self) -> tuple[int, ...]:

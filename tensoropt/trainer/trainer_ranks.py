@@ -18,6 +18,7 @@ from ..common.errors import InputError
 from ..common.source_lines import running_line
 from ..ir.graph import PLACEHOLDER
 from ..lowering.variables import StateEntry
+from ..optimizers.copies import as_text
 from ..optimizers.keras_running import RunningKeras
 from ..runtime.checkpoint import Objects, restore, save
 from ..runtime.execution import Execution
@@ -289,7 +290,8 @@ class TrainerRanks(LedRanks):
             settings = optimizer.new_settings()
             if settings:
                 subject = f"attributes of the optimizer ({running_line()})"
-                if not self.leads and self.processes.first_that_differs(repr(settings), subject) is not None:
+                texts = {name: as_text(value) for name, value in settings.items()}
+                if not self.leads and self.processes.first_that_differs(texts, subject) is not None:
                     raise InputError(f"ranks set different {subject}: {', '.join(settings)}; set the same on all ranks")
                 self._take_over(step, settings)
 

@@ -19,7 +19,7 @@ from optimizers.models import MakeOptimizer, assert_same, case_of, check, whole
 from tensoropt.common.errors import InputError
 from tensoropt.ir.graph import Graph
 from tensoropt.lowering.resharding.backends import EmulatedBackend
-from tensoropt.optimizers.copies import Parameter, ShardVariable, build_variables, fresh_copy, slots_of
+from tensoropt.optimizers.copies import Parameter, ShardVariable, as_text, build_variables, fresh_copy, slots_of
 from tensoropt.optimizers.keras_optimizer import KerasOptimizer
 from tensoropt.program.fetch import Fetch
 from tensoropt.reschedule.mesh import Mesh
@@ -228,4 +228,6 @@ def test_what_ranks_compare_of_an_optimizer_has_no_addresses() -> None:
         def get_config(self) -> dict[str, Any]:
             return {**super().get_config(), "held": object()}
 
-    assert '"held": "<object object>"' in KerasOptimizer(Holding(), ()).numbers
+    assert '"held": "object <object object>"' in KerasOptimizer(Holding(), ()).numbers
+    schedules = [as_text(keras.optimizers.schedules.ExponentialDecay(rate, 10, 0.5)) for rate in (0.1, 0.1, 0.2)]
+    assert schedules[0] == schedules[1] != schedules[2] and " at 0x" not in schedules[0]
