@@ -1,16 +1,20 @@
-"""Read TensorFlow's attributes of an operator, as far as they say something that the operands don't."""
+"""Read TensorFlow's attributes of an operator, as far as they say something that the operands don't, and its shapes."""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ..ir.graph import ARGUMENTS, LOADED
 
 LOADED_ATTRIBUTE = "_tensoropt_loaded"
 """The attribute that marks a placeholder of a batch of which every rank loads its share."""
+SHAPE_READERS = ("Shape", "ShapeN", "Size", "Rank")
+"""Operators that read nothing of a tensor but its shape, which is known when a graph is built."""
 
 
 def attributes_of(op: tf.Operation) -> dict[str, Any]:
@@ -25,6 +29,21 @@ def attributes_of(op: tf.Operation) -> dict[str, Any]:
         # TensorFlow would seed it by chance, differently on each rank; the operator's name is the same on all ranks.
         attributes["seed"] = zlib.crc32(op.name.encode()) or 1
     return attributes | {ARGUMENTS: tuple(_argument(op, argument) for argument in op.op_def.input_arg)}
+
+
+def reads_known_shapes(op: tf.Operation) -> bool:
+    return op.type in SHAPE_READERS and all(tensor.shape.is_fully_defined() for tensor in op.inputs)
+
+
+def shape_values(ops: Iterable[tf.Operation]) -> dict[str, np.ndarray]:
+    """Return the results of those operators for which :func:`reads_known_shapes` holds, by name."""
+    values: dict[str, np.ndarray] = {}
+    for op in filter(reads_known_shapes, ops):
+        for tensor, result in zip(op.inputs, op.outputs, strict=True):
+            shape = tensor.shape.as_list()
+            value: Any = {"Size": int(np.prod(shape)), "Rank": len(shape)}.get(op.type, shape)
+            values[result.name] = np.asarray(value, result.dtype.as_numpy_dtype)
+    return values
 
 
 def _argument(op: tf.Operation, argument: Any) -> tuple[str, int | None]:

@@ -1,4 +1,4 @@
-"""Trace the function behind a custom gradient to a graph of its own.
+"""Trace the function behind a custom gradient to a graph of its own, and copy it from there.
 
 ``tf.custom_gradient`` leaves an ``IdentityN`` over the results and the arguments of the wrapped function, and registers a
 Python function for its gradient. That function closes over tensors of the graph in which it was made. Here it is called
@@ -20,6 +20,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 from ..common.errors import InputError
 from ..common.gradient_types import carries_gradient
 from ..common.source_lines import source_line
+from ..lowering.own_gradient import Gradients, with_own_gradient
 from .stateful import has_only_an_effect, left_out
 
 Lookup = Callable[[tf.Tensor], tf.Tensor]
@@ -41,26 +42,6 @@ class GradientFunction:
     read: tuple[tuple[tf.Tensor, tf.Tensor], ...]
     gradients: tuple[tf.Tensor | None, ...]
 
-    def emit(self, result_gradients: Sequence[tf.Tensor | None], read: Sequence[tf.Tensor]) -> list[tf.Tensor | None]:
-        """Copy the function into the default graph and return the gradients of the operator's inputs.
-
-        Args:
-            result_gradients: the gradients of the operator's results.
-            read: the counterparts of the tensors outside that the function reads.
-        """
-        tensors: dict[str, tf.Tensor] = {}
-        for placeholder, gradient in zip(self.placeholders, result_gradients, strict=True):
-            if placeholder is not None:
-                tensors[placeholder.name] = tf.zeros(placeholder.shape, placeholder.dtype) if gradient is None else gradient
-        tensors.update({inner.name: tensor for (_, inner), tensor in zip(self.read, read, strict=True)})
-        for op in self.graph.get_operations():
-            if not (op.outputs and op.outputs[0].name in tensors):
-                inputs = [tensors[tensor.name] for tensor in op.inputs]
-                # Gradients of gradients aren't needed.
-                results = inputs if is_custom_gradient(op) else copy_operator(op, inputs)
-                tensors.update({tensor.name: result for tensor, result in zip(op.outputs, results, strict=True)})
-        return [None if gradient is None else tensors[gradient.name] for gradient in self.gradients]
-
 
 def is_custom_gradient(op: tf.Operation) -> bool:
     """Return whether an operator passes tensors through and has a gradient that a Python function computes."""
@@ -68,11 +49,7 @@ def is_custom_gradient(op: tf.Operation) -> bool:
 
 
 def trace_gradient(op: tf.Operation) -> GradientFunction:
-    """Trace the gradient function of an operator for which :func:`is_custom_gradient` holds.
-
-    Raises:
-        InputError: the function contains something that can't be captured.
-    """
+    """Trace the gradient function of a custom gradient; raise InputError if it contains something that can't be captured."""
     where = f"the custom gradient '{op.name}' ({source_line(op)})"
     graph, placeholders, results = call_gradient(op, framework_ops.get_gradient_function(op))
     with graph.as_default():
@@ -122,6 +99,39 @@ def _in_graph(source: tf.Graph, tensor: Any) -> tf.Tensor:
         if tensor.dtype == tf.resource:
             return source.capture(tensor)
         return tf.constant(np.asarray(tensor.numpy()))
+
+
+def copy_custom_gradient(op: tf.Operation, inputs: Sequence[tf.Tensor], lookup: Lookup) -> list[tf.Tensor]:
+    """Copy a custom gradient into the default graph, where ``tf.gradients`` works as in the source.
+
+    Args:
+        op: an operator for which :func:`is_custom_gradient` holds.
+        inputs: the counterparts of its inputs.
+        lookup: returns the counterpart of a tensor of the source graph, which has been copied before.
+
+    Returns:
+        The counterparts of its outputs.
+
+    Raises:
+        InputError: the gradient contains something that can't be captured.
+    """
+    function = trace_gradient(op)
+    read = {inner.name: lookup(outer) for outer, inner in function.read}
+
+    def gradient(_: Sequence[tf.Tensor], result_gradients: Gradients) -> Gradients:
+        tensors = dict(read)
+        for placeholder, given in zip(function.placeholders, result_gradients, strict=True):
+            if placeholder is not None:
+                tensors[placeholder.name] = tf.zeros(placeholder.shape, placeholder.dtype) if given is None else given
+        for inner in function.graph.get_operations():
+            if not (inner.outputs and inner.outputs[0].name in tensors):
+                operands = [tensors[tensor.name] for tensor in inner.inputs]
+                # Gradients of gradients aren't needed.
+                results = operands if is_custom_gradient(inner) else copy_operator(inner, operands)
+                tensors.update({tensor.name: result for tensor, result in zip(inner.outputs, results, strict=True)})
+        return [None if given is None else tensors[given.name] for given in function.gradients]
+
+    return with_own_gradient(inputs, gradient, op.name)
 
 
 def copy_operator(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -65,11 +65,7 @@ class LossGradients:
         return [gradients.get(id(variable)) for variable in variables]
 
     def check_rows(self) -> None:
-        """Check that gradients that are rows go to an optimizer as they are.
-
-        Raises:
-            InputError: the graph computes with them.
-        """
+        """Raise InputError if the graph computes with gradients that are rows, which only an optimizer can take."""
         for variable, rows in zip(self.variables, self.rows, strict=True):
             if rows is not None and any(tensor.consumers() for tensor in (rows.values, rows.indices)):
                 raise _refused_rows(variable, self.line)
@@ -179,11 +175,6 @@ def _refused_rows(variable: Any, line: str) -> InputError:
         "(tf.IndexedSlices), since lookups alone use the variable, and rows can only be given to the optimizer as they are; "
         "clip by the optimizer's clipnorm= or global_clipnorm=, or look up in tf.convert_to_tensor(variable) * 1.0"
     )
-
-
-def is_pending(op: tf.Operation) -> bool:
-    """Return whether an operator is, or needs, a placeholder of a gradient."""
-    return pending_on(op) is not None
 
 
 def pending_on(op: tf.Operation) -> tf.Operation | None:

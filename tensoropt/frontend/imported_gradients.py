@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ..common.errors import InputError
 from ..ir.graph import GRADIENT, Differentiated, Gradients, Operator, Tensor
-from .connected import GradientWalk
+from .connected import differentiated
 from .gradient_function import GradientFunction
 from .recorded_graph import RecordedGradients, RecordedStep
 
@@ -86,7 +86,7 @@ class ImportedGradients:
         """Return the recorded tensors and operands to which TensorFlow gives a gradient of a loss."""
         key = loss.name, variables
         if key not in self._passed:
-            self._passed[key] = GradientWalk(self.recorded, self.custom).differentiated(loss, variables)
+            self._passed[key] = differentiated(loss, variables, self.custom)
         return self._passed[key]
 
     def _sources_of(self, gradients: RecordedGradients) -> dict[str, str]:

@@ -17,8 +17,7 @@ from ..common.errors import InputError
 from ..common.source_lines import source_line
 from ..ir.graph import ARGUMENTS, CONSTANT, LOADED, PLACEHOLDER, VARIABLE, Graph, Operator, Tensor, TrainStep
 from ..rules.registry import has_rule, static_positions
-from .attributes import LOADED_ATTRIBUTE, attributes_of
-from .control_flow.body_builder import LOOPS
+from .attributes import LOADED_ATTRIBUTE, SHAPE_READERS, attributes_of, reads_known_shapes, shape_values
 from .control_flow.custom_gradients import import_custom_gradient
 from .control_flow.value_shaped import Group, grouped, import_group
 from .control_flow.while_loops import LIST_ITEM, LIST_MAKERS, LIST_STACK, import_loop
@@ -26,8 +25,8 @@ from .dilated_convolution import find_dilated
 from .gradient_function import GradientFunction, is_custom_gradient
 from .imported_gradients import ImportedGradients
 from .recorded_graph import RecordedGradients, RecordedStep, conditions_of, known_shape, wanted_operators
-from .shape_queries import SHAPE_READERS, reads_known_shapes, shape_value
 from .stateful import check_is_plain
+from .tracing.written import LOOPS
 from .writes import ASSIGNMENTS
 
 _READS = ("ReadVariableOp",)
@@ -105,11 +104,11 @@ class _Importer:
             elif op.type in _READS and not op.control_inputs:
                 self.aliases[op.outputs[0].name] = op.inputs[0].name
             elif is_custom_gradient(op) and op.name not in self.static:
-                self._import_custom_gradient(op)
+                self._import_composite(*import_custom_gradient(op, self.gradients[op.name], self))
             elif op.name in dilated:
                 self._add(dilated[op.name].operator(self))
             elif op.type in LOOPS and op.name not in self.static:
-                self._import_loop(op)
+                self._import_composite(*import_loop(op, self))
             elif op.type == LIST_STACK:
                 self._import_stack(op)
             elif op.type == LIST_ITEM:
@@ -150,12 +149,7 @@ class _Importer:
         ]
         if not tensors:
             return
-        shapes = {
-            out.name: shape_value(op, index)
-            for op in ops
-            if op.name in self.static and op.type in SHAPE_READERS
-            for index, out in enumerate(op.outputs)
-        }
+        shapes = shape_values(op for op in ops if op.name in self.static)
         tensors = [tensor for tensor in tensors if tensor.name not in shapes]
         self.values.update(shapes)
         self._shapes = shapes
@@ -224,7 +218,8 @@ class _Importer:
             self._import_update(op)
             return
         if op.type == "ResourceGather" and not op.control_inputs:
-            self._import_lookup(op)
+            # The lookup that tf.gather makes in a variable is a lookup in its value, like any other.
+            self._add_lookup(op, self.tensors[op.inputs[0].name], self.known(op.outputs[0]), op.get_attr("batch_dims"))
             return
         inputs: list[Tensor | None] = []
         statics = {}
@@ -254,15 +249,9 @@ class _Importer:
             )
         )
 
-    def _import_custom_gradient(self, op: tf.Operation) -> None:
-        operator, left_out = import_custom_gradient(op, self.gradients[op.name], self)
+    def _import_composite(self, operator: Operator, left_out: Mapping[str, Tensor]) -> None:
         self._add(operator)
         self.aliases.update({name: tensor.name for name, tensor in left_out.items()})
-
-    def _import_loop(self, op: tf.Operation) -> None:
-        loop = import_loop(op, self)
-        self._add(loop.operator)
-        self.aliases.update({name: tensor.name for name, tensor in loop.tensors.items() if name != tensor.name})
 
     def _import_stack(self, op: tf.Operation) -> None:
         """Import the stack of a list that a loop filled: it is a result of the imported loop."""
@@ -291,11 +280,6 @@ class _Importer:
     def import_body(self, graph: tf.Graph, outputs: Sequence[tf.Operation], lines: Mapping[str, str]) -> Graph:
         """Import the body of a composite operator."""
         return import_graph(graph, (), lines, outputs)
-
-    def _import_lookup(self, op: tf.Operation) -> None:
-        """Import an embedding: the lookup that tf.gather makes in a variable is a lookup in its value, like any other."""
-        table, result = self.tensors[op.inputs[0].name], self.known(op.outputs[0])
-        self._add_lookup(op, table, result, op.get_attr("batch_dims"))
 
     def _import_item(self, op: tf.Operation) -> None:
         """Import one element of a list, outside of a loop: a lookup in the tensor that the list was made from."""
@@ -346,13 +330,10 @@ class _Importer:
                 pending += control.control_inputs
             else:
                 # An alias stands for the operator behind it; nobody needs to wait for a constant.
-                pending += [self.recorded.get_operation_by_name(name) for name in self._aliased(control)]
+                names_behind = [self.aliases[tensor.name] for tensor in control.outputs if tensor.name in self.aliases]
+                behind = [self.recorded.get_tensor_by_name(name).op for name in names_behind]
+                pending += [op for op in behind if op.name in self.operators]
         return (*sorted(names, key=self.positions.__getitem__), *of_steps)
-
-    def _aliased(self, op: tf.Operation) -> list[str]:
-        names = (self.aliases.get(tensor.name) for tensor in op.outputs)
-        makers = (self.recorded.get_tensor_by_name(name).op for name in names if name is not None)
-        return [maker.name for maker in makers if maker.name in self.operators]
 
     def _import_step(self, step: RecordedStep) -> TrainStep:
         return TrainStep(

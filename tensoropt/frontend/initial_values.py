@@ -30,15 +30,12 @@ class FirstValues:
         self._computed: dict[str, np.ndarray] = {}
 
     def __call__(self, variable: str) -> np.ndarray:
-        """Return the initial value of a variable, as a global array.
-
-        Raises:
-            InputError: the variable has none, or it can't be computed before the model runs.
-        """
+        """Return a variable's initial value, as a global array; raise InputError if none is known before the model runs."""
         if variable not in self._initial:
             raise InputError(f"variable '{variable}' has no initial value; make it with tensoropt.get_variable")
         if variable not in self._computed:
-            together = [name for name in self._initial if name == variable or self._share(name, variable)]
+            random = self._random[variable]
+            together = [name for name in self._initial if name == variable or not random.isdisjoint(self._random[name])]
             try:
                 values = self._session.run([self._initial[name] for name in together])
             except tf.errors.OpError as error:
@@ -49,9 +46,6 @@ class FirstValues:
                 ) from error
             self._computed.update(zip(together, map(np.asarray, values), strict=True))
         return self._computed.pop(variable)
-
-    def _share(self, one: str, other: str) -> bool:
-        return not self._random[one].isdisjoint(self._random[other])
 
 
 def _random_sources(value: tf.Tensor) -> set[str]:

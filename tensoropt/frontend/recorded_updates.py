@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import tensorflow as tf
@@ -37,11 +37,6 @@ def computed_with(gradients: Sequence[RecordedGradients], steps: Sequence[Record
         for of_loss in gradients
         if any(tensor.name in used or any(op.name not in assigns for op in _users(tensor)) for tensor in of_loss.results)
     )
-
-
-def written_by(writes: Iterable[tf.Operation]) -> frozenset[str]:
-    """Return the names of the variables that assignments write."""
-    return frozenset(op.inputs[0].op.name for op in writes)
 
 
 def _users(tensor: tf.Tensor) -> Iterator[tf.Operation]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -16,8 +15,8 @@ import tensorflow as tf
 from ..common.errors import InputError, short
 from ..common.source_lines import running_line, source_line
 from ..optimizers.classic import Classic
-from .connected import GradientWalk, custom_gradients
-from .gradient_placeholders import Gradient, LossGradients, assign_gradients, is_pending, pending_on, placeholders
+from .connected import differentiated
+from .gradient_placeholders import Gradient, LossGradients, assign_gradients, pending_on, placeholders
 from .recorded_graph import RecordedGradients, RecordedStep
 from .recorded_updates import computed_with, minimised
 from .writes import ASSIGNMENTS, RecordingGraph
@@ -44,6 +43,15 @@ class _OfBatchSize(RecordingGraph):
         return super()._create_op_internal(op_type, *arguments, **named)
 
 
+def checked_batch_size(batch_size: object) -> None:
+    """Check a batch size that a user gave; raise InputError if it isn't a whole number from 1 up."""
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise InputError(
+            "batch_size takes the number of samples in a step over all devices, a whole number of at least 1, got "
+            f"{short(batch_size)}"
+        )
+
+
 class Recording:
     """The graph that is being recorded, and its training steps. It is the default graph until :meth:`close`."""
 
@@ -61,11 +69,7 @@ class Recording:
         tf.compat.v1.set_random_seed(seed)
 
     def close(self) -> None:
-        """Make eager mode the default again, if recording is open.
-
-        Raises:
-            InputError: another graph or function has been entered since.
-        """
+        """Make eager mode the default again, if recording is open; raise InputError inside of a graph entered since."""
         if not self.is_open:
             return
         if tf.compat.v1.get_default_graph() is not self.graph:
@@ -109,11 +113,7 @@ class Recording:
         return _graph_of(value) is self.graph
 
     def use_own_gradients(self, loss: tf.Tensor) -> None:
-        """Have TensorFlow's own gradients take the places of placeholders in what gradients are taken of.
-
-        Raises:
-            InputError: they weren't made.
-        """
+        """Put TensorFlow's own gradients in the place of placeholders behind a loss; raise InputError if there are none."""
         while (pending := pending_on(loss.op)) is not None:
             gradients = next(gradients for gradients in self.taken if gradients.has(pending))
             if gradients.own is None:
@@ -144,7 +144,7 @@ class Recording:
         return steps, tuple(one for one in gradients if one.loss not in minimising or one in computed_with(gradients, steps))
 
     def _step_by_hand(self) -> RecordedStep:
-        assigns = [op for op in self.graph.get_operations() if op.type in ASSIGNMENTS and is_pending(op)]
+        assigns = [op for op in self.graph.get_operations() if op.type in ASSIGNMENTS and pending_on(op) is not None]
         if self._by_hand is None or set(self._by_hand.control_inputs) != set(assigns):
             with self.graph.as_default(), tf.control_dependencies(assigns):
                 self._by_hand = tf.no_op(name="updates_by_hand")
@@ -160,18 +160,13 @@ def _graph_of(value: object) -> object:
 
 def record_minimize(
     recording: Recording,
-    optimizer: str,
-    hyperparameters: dict[str, Any],
+    classic: Classic,
     loss: tf.Tensor,
     var_list: Sequence[tf.Variable] | None,
     global_step: tf.Variable | None,
     name: str,
 ) -> tf.Operation:
-    """Record a training step.
-
-    Raises:
-        InputError: the loss isn't a scalar of the recorded model, or there is nothing to train.
-    """
+    """Record a training step; raise InputError if the loss isn't a scalar of the model, or there is nothing to train."""
     if not isinstance(loss, tf.Tensor) or not recording.has(loss):
         raise InputError(f"minimize takes a loss that was recorded after tensoropt.init(), got {short(loss)}")
     recording.use_own_gradients(loss)
@@ -188,18 +183,7 @@ def record_minimize(
         raise InputError(
             f"there is no trainable variable to minimize {where} by; make parameters with tensoropt.get_variable(...)"
         )
-    _check_recorded(recording, hyperparameters, name, variables, global_step, "minimize")
-    with recording.graph.as_default():
-        op = tf.no_op(name=name)
-    recording.steps.append(_step(op, Classic(optimizer, tuple(hyperparameters.items())), variables, global_step, loss))
-    return op
-
-
-def _step(
-    op: tf.Operation, classic: Classic, variables: Sequence[tf.Variable], counter: tf.Variable | None, loss: tf.Tensor | None
-) -> RecordedStep:
-    names = tuple(variable.handle.op.name for variable in variables)
-    return RecordedStep(op, loss, names, classic, None if counter is None else counter.handle.op.name)
+    return _record_step(recording, "minimize", name, classic, variables, global_step, loss)
 
 
 def record_gradients(
@@ -222,8 +206,7 @@ def record_gradients(
             recording.use_own_gradients(end)
         loss = ends[0] if len(ends) == 1 and ends[0].shape.rank == 0 else tf.add_n([tf.reduce_sum(e) for e in ends])
         handles = [variable.handle for variable in variables]
-        names = [handle.op.name for handle in handles]
-        reach = GradientWalk(recording.graph, custom_gradients(recording.graph)).differentiated(loss, names)
+        reach = differentiated(loss, [handle.op.name for handle in handles])
         gradients = placeholders(loss, variables, handles, reach, has_own)
     recording.taken.append(gradients)
     return gradients.gradients_of(variables)
@@ -231,42 +214,34 @@ def record_gradients(
 
 def record_application(
     recording: Recording,
-    optimizer: str,
-    hyperparameters: dict[str, Any],
+    classic: Classic,
     pairs: Sequence[tuple[Any, tf.Variable]],
     global_step: tf.Variable | None,
     name: str,
 ) -> tf.Operation:
-    """Record that an optimizer updates variables by gradients, given in pairs of a gradient and a variable.
-
-    Raises:
-        InputError: no gradient is given, or something isn't recorded.
-    """
+    """Record an optimizer's update by pairs of a gradient and a variable; raise InputError if no gradient is given."""
     pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
     if not pairs:
         raise InputError(
             f"apply_gradients ({running_line()}) of {name} has no gradient: no loss depends on its variables; give "
             "gradients with respect to variables of which a loss is computed"
         )
-    variables = [variable for _, variable in pairs]
-    _check_recorded(recording, hyperparameters, name, variables, global_step, "apply_gradients")
-    with recording.graph.as_default(), tf.control_dependencies(None):
-        number = sum(bool(step.assigns) for step in recording.steps)
-        assigns = assign_gradients(pairs, recording.taken, number, running_line())
-        op = tf.no_op(name=name)
-    step = _step(op, Classic(optimizer, tuple(hyperparameters.items())), variables, global_step, None)
-    recording.steps.append(replace(step, assigns=assigns))
-    return op
+    gradients, variables = zip(*pairs, strict=True)
+    return _record_step(recording, "apply_gradients", name, classic, variables, global_step, gradients=gradients)
 
 
-def _check_recorded(
-    recording: Recording, hyperparameters: dict[str, Any], name: str, variables: Sequence[object], global_step: object,
-    method: str,
-) -> None:  # fmt: skip
-    """Refuse variables that can't be trained, a step counter that can't be incremented, and foreign hyperparameters."""
+def _record_step(
+    recording: Recording, method: str, name: str, classic: Classic, variables: Sequence[tf.Variable],
+    counter: tf.Variable | None, loss: tf.Tensor | None = None, gradients: Sequence[Any] = (),
+) -> tf.Operation:  # fmt: skip
+    """Record a step that minimises a loss, or that updates by gradients.
+
+    Raises:
+        InputError: a variable can't be trained, the counter can't be incremented, or a hyperparameter is foreign.
+    """
     named = [("var_list", variable) for variable in variables]
-    if global_step is not None:
-        named.append(("global_step", global_step))
+    if counter is not None:
+        named.append(("global_step", counter))
     for argument, variable in named:
         handle = getattr(variable, "handle", None) if isinstance(variable, tf.Variable) else None
         if handle is None or not recording.has(handle):
@@ -274,9 +249,19 @@ def _check_recorded(
                 f"{argument} of {method} takes variables that were recorded after tensoropt.init(), such as "
                 f"tensoropt.get_variable makes, got {short(variable)}"
             )
-    for key, value in hyperparameters.items():
+    for key, value in classic.hyperparameters:
         if isinstance(value, tf.Tensor) and not (recording.has(value) and value.shape.rank == 0):
             raise InputError(f"{key} of {name} must be a scalar that was recorded after tensoropt.init(), got {value!r}")
+    pairs = list(zip(gradients, variables, strict=False))
+    with recording.graph.as_default():
+        with tf.control_dependencies(None):
+            number = sum(bool(step.assigns) for step in recording.steps)
+            assigns = assign_gradients(pairs, recording.taken, number, running_line())
+        op = tf.no_op(name=name)  # it waits for what the script has it wait for
+    names = tuple(variable.handle.op.name for variable in variables)
+    counter_name = None if counter is None else counter.handle.op.name
+    recording.steps.append(RecordedStep(op, loss, names, classic, counter_name, assigns=assigns))
+    return op
 
 
 def softmax_cross_entropy(labels: Any, logits: Any, name: str | None = None) -> tf.Tensor:

@@ -121,11 +121,7 @@ def check_is_known(op: tf.Operation, line: str) -> None:
 
 
 def check_is_plain(op: tf.Operation, line: str) -> None:
-    """Check that an operator is one of TensorFlow's own, with TensorFlow's gradient.
-
-    Raises:
-        InputError: it calls a function or Python, has another gradient or an effect, or can't be recorded else.
-    """
+    """Check that an operator is TensorFlow's own, with its gradient and no effect; raise InputError if not."""
     check_is_known(op, line)
     if not op.outputs and treatment_of(op.type) is Treatment.EFFECT:
         raise left_out(f"{op.type} '{op.name}' ({line})", "a recorded graph")

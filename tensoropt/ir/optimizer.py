@@ -49,31 +49,25 @@ class Optimizer(Protocol):
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The recorded scalars that an update reads."""
-        ...
 
     @property
     def condition(self) -> Tensor | None:
         """Return the one of them that says whether the optimizer is applied; None if it always is."""
-        ...
 
     @property
     def takes_rows(self) -> bool:
         """Return whether the gradient of a variable that is only looked up is rows (``IndexedSlices``)."""
-        ...
 
     @property
     def structure(self) -> str:
         """A text of all that a plan depends on: which variables are kept and what is communicated, not the numbers."""
-        ...
 
     @property
     def numbers(self) -> str:
         """The hyperparameters' values, which must be equal on all ranks."""
-        ...
 
     def updates(self, tensors: Sequence[Tensor]) -> tuple[ParameterUpdate, ...]:
         """Return the update of each of a training step's parameters."""
-        ...
 
     def part(self, indices: Sequence[int]) -> Optimizer:
         """Return the optimizer of some of the parameters, given by their indices; stages of their own have the others.
@@ -81,8 +75,6 @@ class Optimizer(Protocol):
         Raises:
             InputError: an update mixes parameters in a way that stages don't know.
         """
-        ...
 
     def imported(self, convert: Callable[[Any], Tensor]) -> Optimizer:
         """Return the same optimizer with imported tensors in place of recorded ones."""
-        ...

@@ -68,11 +68,7 @@ class FetchPlans:
 
 
 def plan_fetches(graph: Graph, recorded: tf.Graph, fetches: Any, initializers: frozenset[str]) -> FetchPlan:
-    """Translate fetches, as ``tf.compat.v1.Session.run`` understands them.
-
-    Raises:
-        InputError: a fetch isn't part of the recorded model.
-    """
+    """Translate fetches as ``tf.compat.v1.Session.run`` understands them; raise InputError if one isn't of the model."""
     tensors: dict[tuple[Tensor, bool], int] = {}
     steps: list[str] = []
     operators: list[str] = []
@@ -207,11 +203,7 @@ class FeedPlans:
 
 
 def local_share(tensor: Tensor, rank: int, n_ranks: int) -> Shape:
-    """Return the shape of a rank's share of the batch.
-
-    Raises:
-        InputError: the tensor has no batch, or too few samples for this many ranks.
-    """
+    """Return the shape of a rank's share of the batch; raise InputError if there are fewer samples than ranks."""
     if not tensor.shape or tensor.shape[0] < n_ranks:
         raise InputError(
             f"tensoropt.local gives {tensor.name} of shape {list(tensor.shape)} in {n_ranks} shares; expected at least one "

@@ -11,6 +11,7 @@ import tensorflow as tf
 from ..common.errors import InputError, short
 from ..frontend.gradient_placeholders import Gradient
 from ..frontend.recording import record_application, record_gradients, record_minimize
+from ..optimizers.classic import Classic
 from .session import current_session
 
 
@@ -23,15 +24,15 @@ class RecordingOptimizer:
 
     def __init__(self, name: str | None, **hyperparameters: Any) -> None:
         self._name = name or self.default_name
-        self._hyperparameters = hyperparameters
         for key, value in hyperparameters.items():
             if isinstance(value, tf.Variable):
-                value = self._hyperparameters[key] = tf.convert_to_tensor(value)
+                value = hyperparameters[key] = tf.convert_to_tensor(value)
             if isinstance(value, tf.Tensor) and key not in self.numbers:
                 continue
             if not isinstance(value, Real):
                 kind = "a number" if key in self.numbers else "a number or a recorded scalar"
                 raise InputError(f"{self._name}: {key} must be {kind}, got {short(value)}")
+        self._classic = Classic(self.kind, tuple(hyperparameters.items()))
 
     def minimize(
         self,
@@ -42,7 +43,7 @@ class RecordingOptimizer:
     ) -> tf.Operation:
         """Record one training step and return the operation to run for it."""
         recording = current_session().recording_for("minimize")
-        return record_minimize(recording, self.kind, self._hyperparameters, loss, var_list, global_step, name or self._name)
+        return record_minimize(recording, self._classic, loss, var_list, global_step, name or self._name)
 
     def compute_gradients(
         self,
@@ -75,9 +76,7 @@ class RecordingOptimizer:
     ) -> tf.Operation:
         """Record an update by gradients, and return the operation to run for it."""
         recording = current_session().recording_for("apply_gradients")
-        return record_application(
-            recording, self.kind, self._hyperparameters, list(grads_and_vars), global_step, name or self._name
-        )
+        return record_application(recording, self._classic, list(grads_and_vars), global_step, name or self._name)
 
 
 def gradients(ys: Any, xs: Any, grad_ys: Any = None, *arguments: Any, **named: Any) -> list[Gradient]:

@@ -14,12 +14,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..common.errors import InputError, short
+from ..common.errors import InputError
 from ..common.source_lines import is_users
 from ..frontend.importer import import_graph
 from ..frontend.initial_values import FirstValues
 from ..frontend.recorded_graph import initializer_names
-from ..frontend.recording import Recording
+from ..frontend.recording import Recording, checked_batch_size
 from ..lowering.gradient_analysis import analyse
 from ..plan.plan import Plan
 from ..plan.scaling_curve import Curve, configurations
@@ -52,17 +52,17 @@ class Session:
         execution: the plan that runs, after :meth:`build`.
     """
 
+    _fetch_plans: FetchPlans
+    _feed_plans: FeedPlans
+    _same_feeds: SameData
+
     def __init__(self, hardware: Hardware | str | None, seed: int | None, batch_size: int | None) -> None:
         self._display = display_here()
         self._reported: Plan | None = None
         self.context = Context(hardware, seed, self._display)
         self.execution: Execution | None = None
-        self._same_feeds: SameData | None = None
-        self._fetch_plans: FetchPlans | None = None
-        self._feed_plans: FeedPlans | None = None
         self._recording = Recording(self.context.seed, batch_size)
         self._model: Model | None = None
-        self._initializers: frozenset[str] = frozenset()
 
     @property
     def processes(self) -> Processes:
@@ -115,7 +115,6 @@ class Session:
         with self._display.phase("import of the model"):
             graph = import_graph(recording.graph, steps, gradients=gradients)
             if self._model is None or self._model.graph.agreement != graph.agreement:
-                self._initializers = initializer_names(recording.graph)
                 self._model = model_of(graph, self.context, recording.placed_in(graph.operators))
         return self._model
 
@@ -184,6 +183,9 @@ class Session:
         try:
             values = FirstValues(recording.graph)
             self.execution = execute(plan, model, values, self.processes, collectives, self._display)
+            n_ranks = 1 if self.execution.is_emulated else self.execution.plan.parallelism
+            self._fetch_plans = FetchPlans(model.graph, recording.graph, initializer_names(recording.graph))
+            self._feed_plans = FeedPlans(model.graph, recording.graph, self.processes.rank, n_ranks)
             self._same_feeds = SameData(self.execution.processes, "tensoropt.run", _SAME_FEEDS, n_first=0)
             explain_errors(_recorded_too_late)
         except BaseException:
@@ -194,20 +196,14 @@ class Session:
 
     def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None) -> Any:
         """Run the built model; see :func:`tensoropt.run`."""
-        if self.execution is None or self._model is None:
+        if self.execution is None:
             raise InputError("run comes after build_execution_graph(engine='tensorflow', plan=plan)")
-        graph, engine = self._model.graph, self.execution.engine
-        recorded = self._recording.graph
-        if self._fetch_plans is None or self._feed_plans is None:
-            n_ranks = 1 if self.execution.is_emulated else self.execution.plan.parallelism
-            self._fetch_plans = FetchPlans(graph, recorded, self._initializers)
-            self._feed_plans = FeedPlans(graph, recorded, self.processes.rank, n_ranks)
+        engine = self.execution.engine
         fetch_plan, feeds = self._fetch_plans.of(fetches), self._feed_plans.of(feed_dict)
-        if self._same_feeds is not None:
-            whole = [(feed.tensor.name, value) for feed, value in feeds.items() if not feed.is_local]
-            self._same_feeds.check(lambda: whole)
+        whole = [(feed.tensor.name, value) for feed, value in feeds.items() if not feed.is_local]
+        self._same_feeds.check(lambda: whole)
         if fetch_plan.initializes:
-            engine.initialize(FirstValues(recorded))
+            engine.initialize(FirstValues(self._recording.graph))
         values = engine.run(fetch_plan.fetch, feeds)
         return fetch_plan.restore([ranks[0] if ranks else None for ranks in values])
 
@@ -273,21 +269,14 @@ def start(hardware: Hardware | str | None, seed: int | None, batch_size: int | N
             "tf.Graph().as_default() and tf.function, and without tf.compat.v1.disable_eager_execution() or "
             "disable_v2_behavior()"
         )
-    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
-        raise InputError(
-            "batch_size takes the number of samples in a step over all devices, a whole number of at least 1, got "
-            f"{short(batch_size)}"
-        )
+    if batch_size is not None:
+        checked_batch_size(batch_size)
     _current = Session(hardware, seed, batch_size)
     return _current
 
 
 def current_session() -> Session:
-    """Return the session that ``init`` began.
-
-    Raises:
-        InputError: there is none.
-    """
+    """Return the session that ``init`` began; raise InputError if there is none."""
     if _stand_in is not None:
         return _stand_in
     if _current is None:

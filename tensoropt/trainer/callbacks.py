@@ -6,6 +6,7 @@ evaluating, setting the learning rate. What a callback decides for Keras's loops
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -15,7 +16,6 @@ from keras.callbacks import TensorBoard
 
 from ..common.errors import InputError, short
 from ..plan.plan import Plan
-from .step_scalars import StepScalars
 from .trainer_ranks import TrainerRanks
 
 HOOKS = tuple(
@@ -56,7 +56,7 @@ def on_ranks(callbacks: Any, trainer: Led) -> Any:
         return None
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
-    all_callbacks = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+    all_callbacks = keras.tree.flatten(callbacks)
     for callback in all_callbacks:
         if not isinstance(callback, keras.callbacks.Callback):
             raise InputError(f"callbacks takes objects of keras.callbacks.Callback, got {short(callback)}")
@@ -80,12 +80,39 @@ def _own(callback: keras.callbacks.Callback, name: str) -> bool:
     return getattr(method, "__func__", method) is not getattr(keras.callbacks.Callback, name)
 
 
+class _StepClock:
+    """A clock of the steps of an epoch, on rank 0, for what ``TensorBoard`` writes about a plan as further metrics."""
+
+    def __init__(self) -> None:
+        self._ends: tuple[float, float, int] | None = None
+
+    def note(self, hook: str) -> None:
+        """Note that a hook of the callbacks is called."""
+        if hook == "on_epoch_begin":
+            self._ends = None
+        elif hook == "on_train_batch_end":
+            now_s = time.perf_counter()
+            first, _, count = self._ends or (now_s, now_s, 0)
+            self._ends = first, now_s, count + 1
+
+    def scalars(self, plan: Plan, batch_size: int) -> dict[str, float]:
+        """Return what is predicted and, after two steps of the epoch, measured: when the first one began isn't known."""
+        values = {"predicted_step_ms": plan.time_us / 1e3, "memory_bytes_per_device": float(plan.sum_bytes)}
+        if plan.peak_bytes is not None:
+            values["peak_bytes_per_device"] = float(plan.peak_bytes)
+        if self._ends is not None and self._ends[2] >= 2:
+            first, last, count = self._ends
+            seconds = (last - first) / (count - 1)
+            values |= {"measured_step_ms": 1e3 * seconds, "samples_per_s": batch_size / seconds}
+        return {f"tensoropt/{name}": value for name, value in values.items()}
+
+
 class _FollowingCallback(keras.callbacks.Callback):
     """A callback that runs rank 0's callbacks, while the other ranks follow at the same point of their loops."""
 
     def __init__(self, callbacks: list[keras.callbacks.Callback], hooks: Iterable[str], trainer: Led) -> None:
         super().__init__()
-        self._callbacks, self._trainer, self._scalars = callbacks, trainer, StepScalars()
+        self._callbacks, self._trainer, self._clock = callbacks, trainer, _StepClock()
         for hook in hooks:
             setattr(self, hook, self._led(hook))
 
@@ -93,9 +120,9 @@ class _FollowingCallback(keras.callbacks.Callback):
         is_drawn = hook == "on_epoch_end" and any(getattr(callback, "histogram_freq", 0) for callback in self._callbacks)
 
         def call(logs: dict[str, Any], /, *arguments: Any, **keywords: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-            self._scalars.note(hook)
+            self._clock.note(hook)
             are_written = hook == "on_epoch_end" and any(isinstance(callback, TensorBoard) for callback in self._callbacks)
-            scalars = self._scalars.of(self._trainer.plan, self._trainer.batch_size) if are_written else {}
+            scalars = self._clock.scalars(self._trainer.plan, self._trainer.batch_size) if are_written else {}
             old_logs = dict(logs)
             for callback in self._callbacks:
                 values = (arguments[0], {**logs, **scalars}) if scalars and isinstance(callback, TensorBoard) else arguments
@@ -127,7 +154,7 @@ class _FollowingCallback(keras.callbacks.Callback):
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)
-        self._trainer.ranks.lead(lambda: self._show())
+        self._trainer.ranks.lead(self._show)
 
     def _show(self) -> None:
         for callback in self._callbacks:

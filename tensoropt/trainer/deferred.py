@@ -58,11 +58,7 @@ def completed(expected: Signature, specs: Structure, model: keras.Model, loss: A
 
 
 def _filled(expected: Structure, batch_specs: Structure, part: str) -> Structure:
-    """Return the expected specs of one part of a batch, with the extents that they leave open taken from given specs.
-
-    Raises:
-        InputError: the given tensors aren't those that are expected.
-    """
+    """Return the expected specs of a part of a batch, open extents filled; raise InputError if other tensors are given."""
     leaves, specs = tf.nest.flatten(batch_specs), tf.nest.flatten(expected)
     filled = []
     for spec, index in zip(specs, matched(batch_specs, expected, part), strict=True):
@@ -81,11 +77,7 @@ def is_built(model: keras.Model) -> bool:
 
 
 def build_layers(model: keras.Model, inputs: Structure) -> None:
-    """Build the layers of a model that a call of it builds, as Keras does at its first batch.
-
-    Raises:
-        InputError: the model can't be called on such inputs.
-    """
+    """Build a model's layers by a call, as Keras does at its first batch; raise InputError if it can't be called."""
     if is_built(model) or has_own_step(model):
         return  # a training step of its own builds what it calls
     try:
@@ -156,11 +148,7 @@ class Deferred:
             self.is_capturing = False
 
     def check_predicts(self) -> None:
-        """Check that a batch to predict can show what batches are, which may have labels if it shows none.
-
-        Raises:
-            InputError: whether batches have labels is left open.
-        """
+        """Raise InputError if a batch to predict can't show what batches are, since it is open whether these have labels."""
         hook = that_takes_labels(self.model, self.loss)
         if hook and self.expected.labels is None:
             advice = ", or predict by the model itself, whose values are those of the trainer until it has trained"
@@ -171,22 +159,14 @@ class Deferred:
             )
 
     def own_weights(self) -> list[np.ndarray]:
-        """Return the values of the model's weights.
-
-        Raises:
-            InputError: it isn't built, or a checkpoint is to be loaded.
-        """
+        """Return the values of the model's weights; raise InputError if it isn't built, or a checkpoint is to be loaded."""
         self.check_readable()
         if not is_built(self.model):
             raise self.refusal()
         return self.model.get_weights()
 
     def check_readable(self) -> None:
-        """Check that the model's own values are those that training will begin with.
-
-        Raises:
-            InputError: a checkpoint is to be loaded.
-        """
+        """Check that training will begin with the model's own values; raise InputError if a checkpoint is to be loaded."""
         if self.checkpoint is not None and not self.is_capturing:
             raise self.refusal(f"; '{self.checkpoint}' is loaded then")
 

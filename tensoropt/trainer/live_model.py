@@ -137,11 +137,7 @@ class LiveModel(KerasObjective):
         self._optimizer = value
 
     def check_trained(self) -> None:
-        """Check that the trainable variables are those that were captured.
-
-        Raises:
-            InputError: other variables are trainable now.
-        """
+        """Check that the trainable variables are those that were captured; raise InputError if others are trainable now."""
         trained_ids = {id(variable) for variable in self.trained}
         if not self.is_live or trained_ids == set(self._trained_before):
             return

@@ -15,6 +15,7 @@ import numpy as np
 from ..common.errors import InputError, short
 from ..common.progress import Display
 from ..common.source_lines import running_line
+from ..frontend.recording import checked_batch_size
 from ..frontend.tracing.capture import VariableNames
 from ..optimizers.keras_optimizer import KerasOptimizer
 from ..plan.plan import Plan
@@ -32,7 +33,7 @@ from .capture.compiling import check_compilation
 from .capture.objective import Compilation, OwnCompilation, that_takes_labels
 from .capture.optimizer_reads import check_reads
 from .capture.programs import TRAIN, Captured, capture_program
-from .capture.signature import Signature, Structure, checked_batch_size, inputs_of, left_open_by, opened, signature_of
+from .capture.signature import Signature, Structure, inputs_of, left_open_by, opened, signature_of
 from .deferred import Deferred, build_layers
 from .functions.function import CapturedFunction, FunctionTrainer
 from .functions.step_function import StepFunction, StepObjective
@@ -87,11 +88,7 @@ class _Start:
     display: Display
 
     def __call__(self, signature: Signature) -> None:
-        """Capture the training step for a signature, plan it, and start the trainer.
-
-        Raises:
-            InputError: something can't be captured, or no plan fits.
-        """
+        """Capture and plan the step, and start the trainer; raise InputError if it can't be captured, or no plan fits."""
         trainer, context, display = self.trainer, self.context, self.display
         objective = trainer.captured if isinstance(trainer, FunctionTrainer) else trainer
 
@@ -160,11 +157,7 @@ def _start_of(
     input_specs: Structure = None,
     has_open_labels: bool = False,
 ) -> _Start:
-    """Return how a trainer is started.
-
-    Raises:
-        InputError: an option isn't available, or there is no such optimizer or hardware.
-    """
+    """Return how a trainer is started; raise InputError if there is no such option, optimizer or hardware."""
     collectives = checked_collectives(options.collectives)
     if options.option not in RUNNING_OPTIONS:
         raise InputError(
@@ -217,11 +210,7 @@ _TAKEN_ELSEWHERE = {
 
 
 def refuse_others(others: Mapping[str, Any], parallelize: Callable[..., Any]) -> None:
-    """Refuse arguments that :func:`tensoropt.parallelize`, which is given, doesn't have.
-
-    Raises:
-        InputError: there is such an argument.
-    """
+    """Raise InputError if there are arguments that :func:`tensoropt.parallelize`, which is given, doesn't have."""
     install_error_handling(current_processes())
     for name in others:
         parameters = [parameter for parameter in inspect.signature(parallelize).parameters if parameter != "others"]

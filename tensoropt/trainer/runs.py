@@ -23,7 +23,6 @@ from ..common.source_lines import running_line
 from ..frontend.tracing.capture import VariableNames
 from ..ir.graph import Tensor
 from ..lowering.gradient_analysis import analyse
-from ..profiling.hardware import Hardware
 from ..program.fetch import Fetch
 from ..reschedule.layout import block_bounds
 from ..runtime.context import Context
@@ -56,14 +55,9 @@ class Limit:
             parse_memory(self.memory)
 
     @property
-    def hardware(self) -> Hardware:
-        """The hardware."""
-        return self.context.hardware
-
-    @property
     def n_bytes(self) -> int:
         """The limit in bytes: what was asked for, or the hardware's."""
-        return limit_of(self.memory, self.hardware)
+        return limit_of(self.memory, self.context.hardware)
 
 
 @dataclass(frozen=True)
@@ -296,7 +290,7 @@ class Runs:
         """
         peaks: dict[int, int] = {}
         for n in self._micro_batches(kind, n_samples):
-            peaks[n] = peak_beside(self.planned.execution, model, self.limit.hardware, n)
+            peaks[n] = peak_beside(self.planned.execution, model, self.limit.context.hardware, n)
             if peaks[n] <= self.limit.n_bytes:
                 return n, peaks[n]
         return min(peaks.items(), key=lambda item: item[1])

@@ -104,11 +104,7 @@ class Saving:
     # Keras's formats
 
     def write(self, path: str, save: Callable[[keras.Model], Any]) -> None:
-        """Have rank 0 write a file in Keras's format from the trained values.
-
-        Raises:
-            TensorOptError: the file can't be written.
-        """
+        """Have rank 0 write a file in Keras's format from the trained values; raise TensorOptError if that fails."""
 
         def action() -> None:
             with self.as_trained() as (model, _):
@@ -121,11 +117,7 @@ class Saving:
         self.ranks.lead(action)
 
     def read(self, path: str, load: Callable[[keras.Model], Any]) -> None:
-        """Have rank 0 read a file in Keras's format, and assign its values on all ranks.
-
-        Raises:
-            InputError: the file is missing or belongs to another model.
-        """
+        """Have rank 0 read a file in Keras's format for all ranks; raise InputError if it is missing or of another model."""
 
         def action() -> None:
             with self.as_trained() as (model, pairs):
@@ -172,11 +164,7 @@ class Saving:
     # Models
 
     def export_to(self, model: keras.Model) -> None:
-        """Copy the trained values into a Keras model of the same structure.
-
-        Raises:
-            InputError: the model's variables differ in number or shape.
-        """
+        """Copy the trained values into a Keras model; raise InputError if its variables differ in number or shape."""
         _check_alike(self.model, model)
         if model is self.model:
             self.ranks.export()
@@ -235,11 +223,7 @@ class Saving:
 
 
 def _fitting(name: str, variables: list[keras.Variable], values: Any) -> list[np.ndarray]:
-    """Return values as arrays of the variables' types.
-
-    Raises:
-        InputError: the number of values or a shape is wrong, or a value isn't numeric.
-    """
+    """Return values as arrays of the variables' types; raise InputError if their number, a shape or a type is wrong."""
     advice, call = "give them as trainer.get_weights() does", f"set_weights ({running_line()})"
     if not isinstance(values, (list, tuple)):
         actual = short(values)
@@ -263,11 +247,7 @@ def _fitting(name: str, variables: list[keras.Variable], values: Any) -> list[np
 
 
 def _check_alike(model: keras.Model, twin: Any) -> None:
-    """Check that another model's variables are like those of the trained model.
-
-    Raises:
-        InputError: they differ in number or shape; the message names the first difference.
-    """
+    """Check that another model's variables are like the trained model's; raise InputError with the first difference."""
     if not isinstance(twin, keras.Model):
         raise InputError(f"export_to takes a keras.Model of the structure of '{model.name}', got {type(twin).__name__}")
     left, right = model.variables, twin.variables

@@ -27,9 +27,8 @@ from .callbacks import on_ranks
 from .capture.objective import Compilation, OwnCompilation
 from .capture.programs import EVALUATE, TRAIN, inner
 from .capture.signature import Signature, is_none
-from .data.batch_checks import check_labels, check_size
 from .data.batch_shares import Sharing
-from .data.fit_progress import FitProgress, Logs, PositionRecorder, as_python, skip_steps
+from .data.fit_progress import FitProgress, Logs, PositionRecorder, as_python, check_labels, skip_steps
 from .data.handing_out import is_determined, is_pipeline
 from .data.keeping import taken_out
 from .deferred import Deferred
@@ -273,7 +272,7 @@ class Trainer(Planned, LiveModel):
         return self.ranks.train(batch)
 
     def _check_size(self, batch: Batch) -> None:
-        check_size(batch, self._progress, self.ranks.runs.signature.batch_size)
+        self._progress.check_size(batch, self.ranks.runs.signature.batch_size)
 
     def make_test_function(self, force: bool = False) -> Callable[[Iterator[Any]], Logs]:
         """Return the function that evaluates the next batch of an iterator."""

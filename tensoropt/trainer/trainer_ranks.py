@@ -30,7 +30,7 @@ from .capture.optimizer_reads import copies_on_ranks
 from .capture.programs import EVALUATE, PREDICT, TRAIN
 from .runs import Run, Runs
 from .variables.leading import LedRanks, everywhere
-from .variables.live import Live, forget_accesses, hold_optimizer, own_values, settle
+from .variables.live import Live, hold_optimizer, own_values, settle
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -234,7 +234,8 @@ class TrainerRanks(LedRanks):
                 self._shown[name] = copies[id(variable)]
             elif name in self.state and name not in self.lives:
                 self.hold(name, Live.of(variable))
-        forget_accesses(self.lives.values())  # those of the capture
+        for live in self.lives.values():
+            live.forget_access()  # the capture's, which assigned nothing; a step may change the values next
 
     def hold(self, key: str, live: Live) -> None:
         """Note which variable has shards of this key here."""
@@ -326,11 +327,7 @@ class TrainerRanks(LedRanks):
 
     @everywhere
     def assign(self, key: str, value: np.ndarray) -> None:
-        """Assign a global value to a variable, of which each rank takes its shard. Every rank must give the same value.
-
-        Raises:
-            InputError: the value has another shape than the variable.
-        """
+        """Assign a global value, the same on all ranks, to a variable; raise InputError if its shape is another."""
         entry = self.state[key]
         if np.shape(value) != tuple(entry.shape):
             raise InputError(

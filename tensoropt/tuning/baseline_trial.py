@@ -68,7 +68,7 @@ class BaselineTrial:
             on_first_rank: gives the result that rank 0 computes, or its error, to all ranks.
         """
         names = _names(plan)
-        stored = {name: on_first_rank(partial(self._stored_seconds, plan, name)) for name in names}
+        stored = on_first_rank(lambda: {name: self.store.step_s.get(self._key(plan, name)) for name in names})
         trials: dict[str, tuple[float, float]] = {name: seconds for name, seconds in stored.items() if seconds is not None}
         if len(trials) == len(names) and all(plan_s <= baseline_s for plan_s, baseline_s in trials.values()):
             return _with_trial(plan, trials, PLAN)
@@ -99,19 +99,10 @@ class BaselineTrial:
         """Return what the store keeps a trial of a plan against one of its baselines by."""
         return f"{self.collectives} {runs_as(plan)}{'' if name == _names(plan)[0] else f' {name}'}"
 
-    def _stored_seconds(self, plan: Plan, name: str) -> tuple[float, float] | None:
-        """Return the seconds of a step of a plan and of a baseline in an earlier trial."""
-        return self.store.step_s.get(self._key(plan, name))
-
     def _median_seconds(self, *plans: Plan) -> list[float]:
         """Return the median seconds of a step of each plan."""
-        show = None
-        if self.progress is not None and self.processes.rank == 0:
-            progress = self.progress
-
-            def show(n_done: int, total: int) -> None:
-                progress("interleaved steps", n_done, total)
-
+        progress = self.progress if self.processes.rank == 0 else None
+        show = None if progress is None else partial(progress, "interleaved steps")
         seconds = interleaved_seconds(
             plans, self.model, self.first_values, self.processes, self.collectives, self._n_turns(*plans), show
         )
@@ -120,11 +111,8 @@ class BaselineTrial:
 
     def _n_turns(self, *plans: Plan) -> int:
         """Return the most turns that the budget allows, up to ``MOST_TURNS``; it may be below ``LEAST_TURNS``."""
-        possible = (n for n in range(MOST_TURNS, 0, -1) if self._seconds(n, *plans) <= SHARE * self.budget_s)
-        return next(possible, 0)
-
-    def _seconds(self, n_turns: int, *plans: Plan) -> float:
-        return steps_of(n_turns) * sum(plan.time_us for plan in plans) / 1e6
+        each_us = sum(plan.time_us for plan in plans)
+        return next((n for n in range(MOST_TURNS, 0, -1) if steps_of(n) * each_us / 1e6 <= SHARE * self.budget_s), 0)
 
     def _baseline(self, name: str, plans: Sequence[Plan], available_bytes: float) -> Plan | None:
         """Return a baseline; None where it can't be faster, is the same as another plan, or does not fit beside the others

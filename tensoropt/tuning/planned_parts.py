@@ -26,11 +26,6 @@ class PlannedPart:
     frontier: ModelFrontier
     configs: Mapping[str, Config]
 
-    @property
-    def micro_batches(self) -> int:
-        """The number of micro-batches that its operators run for."""
-        return self.frontier.model.graph.n_micro_batches
-
     def pairs(self, whole: Model) -> list[tuple[str, Config]]:
         """Return the operators in training steps with their configs, but those that only stages have: what they are fed by
         others, and the loss that stands in for theirs.
@@ -55,11 +50,9 @@ def parts_of(plan: Plan) -> list[PlannedPart]:
 
 
 def parts_of_points(frontier: Frontier | None) -> Iterator[PlannedPart]:
-    """Yield the parts of all points of a frontier."""
+    """Return the parts of all points of a frontier."""
     assert frontier is not None
-    for point in range(len(frontier)):
-        for part in frontier.parts(point):
-            yield part_of(*part)
+    return (part_of(*part) for point in range(len(frontier)) for part in frontier.parts(point))
 
 
 def part_of(frontier: ModelFrontier, point: int) -> PlannedPart:

@@ -38,7 +38,6 @@ from ..search.frontiers.model_frontier import ModelFrontier
 from ..search.options import find_answer
 from ..search.request import WORTH_STAGES, WORTH_TRYING, Request
 from ..sharding.model import Model
-from ..sharding.strategy import Strategy
 from .baseline_trial import BaselineTrial
 from .interleaved_timing import FirstValue
 from .planned_parts import PlannedPart, part_of, parts_of, parts_of_points, work_of
@@ -120,17 +119,6 @@ class MeasuredSearch:
         plan: Plan = on_first_rank(result)
         return plan
 
-    def measure(self, frontier: ModelFrontier | None, strategies: Iterable[Strategy]) -> None:
-        """Measure all operators of some strategies, whatever the budget; every rank must call it.
-
-        Args:
-            frontier: whose costs they are, on rank 0; what others give doesn't matter.
-        """
-        operators: _Queue = []
-        if frontier is not None and self.processes.rank == 0:
-            operators = self._unmeasured([PlannedPart(frontier, strategy.configs) for strategy in strategies])
-        self._measure_all(self.processes.broadcast(operators), lambda: False)
-
     def _measure_all(self, operators: _Queue, is_spent: Callable[[], bool]) -> None:
         """Measure operators one after the other until the budget is spent by rank 0's clock, but at least one."""
         for number, (operator, predicted_us) in enumerate(operators):
@@ -177,7 +165,7 @@ class MeasuredSearch:
         by_key: dict[str, tuple[_Operator, float]] = {}
         for part in parts:
             for name, config in part.pairs(self.model):
-                operator = _Operator(name, config, part.micro_batches)
+                operator = _Operator(name, config, part.frontier.model.graph.n_micro_batches)
                 work = self._work_items.get(operator) or work_of(part.frontier, name, config)
                 if work is None or not work.key or work.key in self._failed:
                     continue
@@ -237,11 +225,7 @@ def slowest_of(work: WorkItem, times: list[Timed]) -> Measured:
 
 
 def parse_budget(budget: float | int | str) -> float:
-    """Return seconds, from a number or a text such as ``60s`` or ``2min``.
-
-    Raises:
-        InputError: it is neither, or not above 0.
-    """
+    """Return seconds, from a number or a text such as ``60s`` or ``2min``; raise InputError if it is no time above 0."""
     text = str(budget).strip().lower()
     for suffix, scale in (("min", 60.0), ("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("", 1.0)):
         if text.endswith(suffix):

@@ -83,6 +83,7 @@ from tensoropt.tools.plan_check import PlanCheck, check_plan
 from tensoropt.tools.recorded import Recorded
 from tensoropt.tuning.baseline_trial import BaselineTrial, runs_as
 from tensoropt.tuning.interleaved_timing import interleaved_seconds
+from tensoropt.tuning.planned_parts import PlannedPart
 from tensoropt.tuning.profile_guided import MeasuredSearch, opened_store, parse_budget
 
 # Steps of 0.1 to 2 s on two cores, by the machine and the plan. On CPUs with oneDNN tensors of less than 256 KiB can't be
@@ -224,7 +225,8 @@ def planned(
             each += chosen_plans(frontier, arguments.random, arguments.frontier)
             each += [("data parallel", frontier_of_whole(find_baseline(frontier, "data-parallel")).plan(0))]
         seconds = [speed.seconds()]
-        searching.measure(frontier, [plan.stages[0].strategy for _, plan in each])
+        parts = [PlannedPart(frontier, plan.stages[0].strategy.configs) for _, plan in each]  # none but on rank 0
+        searching._measure_all(processes.broadcast(searching._unmeasured(parts)), lambda: False)
         seconds.append(speed.seconds())
         chosen = []
         if frontier is not None:

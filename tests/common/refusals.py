@@ -56,7 +56,7 @@ BECAUSE = {
         "frontend/recorded_graph.py",
         "frontend/importer.py: every extent",
         "frontend/tracing/capture.py: every extent",
-        "trainer/data/batch_checks.py",
+        "trainer/data/fit_progress.py",
         "trainer/capture/signature.py: every extent",
         "trainer/capture/signature.py: dense tensors",
         "trainer/data/element_parts.py",

@@ -17,7 +17,7 @@ SPEC = tf.TensorSpec([6, 5], tf.float64)
 def capture(function: Callable[[tf.Tensor], tf.Tensor]) -> None:
     traced = Capture()
     program = traced.add(function, [SPEC])
-    import_graph(traced.graph, (), traced.lines, [program.results.op])
+    import_graph(traced.graph, (), traced.flattener.lines, [program.results.op])
 
 
 def until_small(x: tf.Tensor) -> tf.Tensor:

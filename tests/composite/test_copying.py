@@ -11,8 +11,7 @@ import tensorflow as tf
 from composite import models
 
 from tensoropt.common.errors import InputError
-from tensoropt.frontend.gradient_function import copy_operator, is_custom_gradient
-from tensoropt.frontend.tracing.custom_gradient import copy_custom_gradient
+from tensoropt.frontend.gradient_function import copy_custom_gradient, copy_operator, is_custom_gradient
 from tensoropt.frontend.tracing.loops import copy_while
 
 X = np.random.default_rng(0).normal(size=(4, 3))

@@ -88,7 +88,7 @@ def test_rows_that_values_choose_cost_no_more_than_the_longest_dimension_has() -
     capture = Capture()
     specs = [tf.TensorSpec([80, 40]), tf.TensorSpec([40, 40])]
     program = capture.add(lambda x, w: tf.reduce_sum(tf.boolean_mask(x, x[:, 0] > 0) @ w, 0), specs)
-    operators = import_graph(capture.graph, (), capture.lines, [program.results.op]).operators.values()
+    operators = import_graph(capture.graph, (), capture.flattener.lines, [program.results.op]).operators.values()
     (body,) = (op.attrs[BODY] for op in operators if op.type == VALUE_SHAPED)
     assert 2 * 80 * 40 * 40 <= body.made_flops <= 1.2 * 2 * 80 * 40 * 40
     assert 2 * 80 * 40 * 4 <= body.made_bytes <= 5 * 80 * 40 * 4

@@ -32,7 +32,7 @@ def model_of(*stacked: keras.Layer) -> keras.Model:
 def captured(model: keras.Model) -> Graph:
     capture = Capture()
     program = capture.add(lambda x: model(x, training=True), SPECS)
-    return import_graph(capture.graph, (), capture.lines, [program.results.op])
+    return import_graph(capture.graph, (), capture.flattener.lines, [program.results.op])
 
 
 RECURRENT: dict[str, Callable[[], list[keras.Layer]]] = {

@@ -55,7 +55,7 @@ def captured(make: Callable[[], keras.Model]) -> Graph:
         train = tf.no_op("train")
     names = tuple(capture.name(variable.value) or "" for variable in model.trainable_variables)
     step = RecordedStep(train, program.results, names, Classic("sgd", (("learning_rate", 0.1),)))
-    return import_graph(capture.graph, [step], capture.lines, program.writes)
+    return import_graph(capture.graph, [step], capture.flattener.lines, program.writes)
 
 
 @pytest.mark.parametrize("name", RECORDED)

@@ -89,10 +89,10 @@ def a_step_in_a_group(api):
 def moving_average(api):
     x, w, loss = base(api)
     mean, _ = api.nn.moments(api.matmul(x, w), [0])
-    average = api.train.ExponentialMovingAverage(0.9)
+    average, optimizer = api.train.ExponentialMovingAverage(0.9), sgd(api)
     update = average.apply([mean])
     with api.control_dependencies([update]):
-        step = sgd(api).minimize(loss)
+        step = optimizer.apply_gradients(optimizer.compute_gradients(loss))
     return step, [loss, w], {x: INPUT}
 
 

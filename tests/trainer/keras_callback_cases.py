@@ -122,7 +122,7 @@ def _kept(model: Any, folder: Path) -> Any:
         ),
         keras.callbacks.ModelCheckpoint(folder / "{epoch}-{loss:.6f}.keras"),
     ]
-    model.fit(X, Y, epochs=3, callbacks=callbacks, verbose=0, validation_data=(X, Y), **IN_ORDER)
+    model.fit(X, Y, epochs=3, callbacks=[callbacks], verbose=0, validation_data=(X, Y), **IN_ORDER)  # nested
     names = sorted(file.name for file in folder.iterdir())
     found = []
     for name in names:

@@ -180,19 +180,6 @@ def test_slow_operators_change_the_answer(model):
     assert odd.frontier is not None and odd.time_us == min(point.time_us for point in odd.frontier.points)
 
 
-def test_strategies_that_are_asked_for_are_measured_wholly_whatever_the_budget(model):
-    machine, store = Machine(), Store(None, "here")
-    search = searching(model, machine, store, budget_s=1e-3)
-    plan = found(search)
-    search.measure(plan.stages[0].frontier, [plan.stages[0].strategy])
-    measured = len(machine.timed)
-    assert plan.assumed["operators"]["measured"] < measured
-    search.measure(plan.stages[0].frontier, [plan.stages[0].strategy])
-    assert len(machine.timed) == measured
-    works = [work for each, work in search._work_items.items() if plan.stages[0].strategy.configs[each.name] == each.config]
-    assert works and all(work.key in store.measured for work in works)
-
-
 def test_a_budget_ends_it_and_the_largest_of_the_plan_come_first(model):
     machine, store = Machine(seconds_each=1.0), Store(None, "here")
     plan = found(searching(model, machine, store, budget_s=3.5))

@@ -10,14 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from ...ir.body import Body
-from ..gradient_function import copy_operator, is_custom_gradient
+from ..gradient_function import copy_custom_gradient, copy_operator, is_custom_gradient
 from ..stateful import Treatment, treatment_of
 from ..tracing.conditionals import CONDITIONALS, copy_conditional
-from ..tracing.custom_gradient import copy_custom_gradient
 from ..tracing.loops import copy_while
+from ..tracing.written import LOOPS
 from ..writes import value_read
 
-LOOPS = ("While", "StatelessWhile")
 Own = Callable[[tf.Operation], "list[tf.Tensor] | None"]
 OuterImporter = Any
 """The importer (:mod:`..importer`, which imports this package) of the graph that contains a composite operator."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import tensorflow as tf
@@ -29,13 +28,10 @@ def import_custom_gradient(
         InputError: the gradient contains something that can't be captured.
     """
     indices = [k for k, tensor in enumerate(op.outputs) if tensor.consumers() or _is_read(function, k)]
-    operands: list[Tensor] = []
+    positions: dict[Tensor, int] = {}
 
     def position(tensor: tf.Tensor) -> int:
-        operand = outside.operand(tensor)
-        if operand not in operands:
-            operands.append(operand)
-        return operands.index(operand)
+        return positions.setdefault(outside.operand(tensor), len(positions))
 
     passed = [position(op.inputs[k]) for k in indices]
     collector = Collector(outside, op.name, is_differentiated=False)
@@ -47,15 +43,20 @@ def import_custom_gradient(
             collector.copies[inner.name] = collector.constant(value, inner.dtype)
         else:
             reads.append(position(outer))
-            inputs.append(_stand_in(collector, inner, operands[reads[-1]]))
-    into, gradients = _passed_gradients(op, function, outside)
-    outputs = collector.copy(gradients) if gradients else []
-    form = GradientForm(tuple(passed), tuple(reads), tuple(position(tensor) for tensor in into))
+            inputs.append(_stand_in(collector, inner, outside.operand(outer)))
+    into = {  # by position, since an input may come twice
+        k: gradient
+        for k, (tensor, gradient) in enumerate(zip(op.inputs, function.gradients, strict=True))
+        if gradient is not None and carries_gradient(tensor.dtype) and outside.value(tensor) is None
+    }
+    outputs = collector.copy(list(into.values())) if into else []
+    form = GradientForm(tuple(passed), tuple(reads), tuple(position(op.inputs[k]) for k in into))
     body = collector.body(inputs, outputs)
+    operands = tuple(positions)
     results = tuple(replace(operands[i], name=op.outputs[k].name) for k, i in zip(indices, passed, strict=True))
     attributes = {BODY: body, FORM: form}
     left_out = {tensor.name: outside.operand(op.inputs[k]) for k, tensor in enumerate(op.outputs) if k not in indices}
-    operator = Operator(op.name, CUSTOM_GRADIENT, tuple(operands), results, {}, attributes, source=outside.line(op))
+    operator = Operator(op.name, CUSTOM_GRADIENT, operands, results, {}, attributes, source=outside.line(op))
     return operator, left_out
 
 
@@ -70,15 +71,3 @@ def _stand_in(collector: Collector, inner: tf.Tensor | None, tensor: Tensor) -> 
     if inner is not None:
         collector.copies[inner.name] = placeholder
     return placeholder
-
-
-def _passed_gradients(
-    op: tf.Operation, function: GradientFunction, outside: OuterImporter
-) -> tuple[Sequence[tf.Tensor], Sequence[tf.Tensor]]:
-    """Return the inputs of the operator to which a gradient goes, and these gradients."""
-    pairs = [
-        (tensor, gradient)
-        for tensor, gradient in zip(op.inputs, function.gradients, strict=True)
-        if gradient is not None and carries_gradient(tensor.dtype) and outside.value(tensor) is None
-    ]
-    return [tensor for tensor, _ in pairs], [gradient for _, gradient in pairs]

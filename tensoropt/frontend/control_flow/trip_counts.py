@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...common.errors import InputError
-from ..shape_queries import reads_known_shapes, shape_value
+from ..attributes import reads_known_shapes, shape_values
 from ..tracing.loops import is_passed_on
 
 _MOST_TRIPS = 1_000_000
@@ -125,8 +125,4 @@ def follows_from(graph: Any, sources: set[str]) -> frozenset[str]:
 
 
 def _feeds(graph: Any, values: Mapping[int, np.ndarray]) -> dict[str, np.ndarray]:
-    feeds = {graph.inputs[k].name: value for k, value in values.items()}
-    for op in graph.get_operations():
-        if reads_known_shapes(op):
-            feeds.update({tensor.name: shape_value(op, i) for i, tensor in enumerate(op.outputs)})
-    return feeds
+    return {graph.inputs[k].name: value for k, value in values.items()} | shape_values(graph.get_operations())

@@ -22,7 +22,8 @@ from ..gradient_function import is_custom_gradient
 from ..stateful import Treatment, treatment_of
 from ..tracing.called import function_graph
 from ..tracing.conditionals import CONDITIONALS
-from .body_builder import LOOPS, Collector, OuterImporter
+from ..tracing.written import LOOPS
+from .body_builder import Collector, OuterImporter
 
 _LEFT_OUT = ("Assert", "Print", "PrintV2")
 _HANDLES = (tf.resource, tf.variant)
@@ -139,11 +140,7 @@ def _in_order(ops: Sequence[tf.Operation], of: dict[str, Group]) -> list[tf.Oper
 
 
 def import_group(group: Group, outside: OuterImporter) -> Operator:
-    """Return the operator that stands for a group.
-
-    Raises:
-        InputError: a tensor whose shape depends on values leaves the group, or an operator can't be in one.
-    """
+    """Return the operator that stands for a group; raise InputError if an operator or a result's shape can't be in one."""
     first = group.operators[0]
     for op in group.operators:
         if _does_more(op) or not op.outputs:
@@ -153,32 +150,29 @@ def import_group(group: Group, outside: OuterImporter) -> Operator:
                 "its own, which can't be captured; keep all elements there, and choose by tf.where(c, x, y) or a mask"
             )
     collector = Collector(outside, first.name)
-    operands: list[Tensor] = []
-    placeholders: list[tf.Tensor] = []
+    placeholders: dict[Tensor, tf.Tensor] = {}
     for tensor in group.inputs:
         value = outside.value(tensor)
         if value is not None:
             collector.copies[tensor.name] = collector.constant(value, tensor.dtype)
             continue
         operand = outside.operand(tensor)
-        if operand in operands:
-            collector.copies[tensor.name] = placeholders[operands.index(operand)]
-            continue
-        operands.append(operand)
-        placeholders.append(collector.input(operand.shape, operand.dtype))
-        collector.copies[tensor.name] = placeholders[-1]
+        if operand not in placeholders:
+            placeholders[operand] = collector.input(operand.shape, operand.dtype)
+        collector.copies[tensor.name] = placeholders[operand]
     results = tuple(outside.known(tensor) for tensor in group.results)
     outputs = collector.copy(group.results)
+    operands = tuple(placeholders)
     most = max((math.prod(operand.shape) for operand in operands), default=1)
     longest = max((extent for operand in operands for extent in operand.shape), default=1)
     definition = Definition(
         _named_by_content(collector.graph.as_graph_def()).SerializeToString(deterministic=True),
-        tuple(tensor.name for tensor in placeholders),
+        tuple(tensor.name for tensor in placeholders.values()),
         tuple(tensor.name for tensor in outputs),
         _most_inside(group.operators, most)[0],
         *_most_inside(group.operators, longest),
     )
-    return Operator(first.name, VALUE_SHAPED, tuple(operands), results, {}, {BODY: definition}, source=outside.line(first))
+    return Operator(first.name, VALUE_SHAPED, operands, results, {}, {BODY: definition}, source=outside.line(first))
 
 
 def _most_inside(ops: Iterable[tf.Operation], bound: int) -> tuple[int, int]:

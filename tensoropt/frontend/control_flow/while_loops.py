@@ -8,7 +8,7 @@ constants where it changes from trip to trip.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -26,25 +26,13 @@ from .trip_counts import Counters, Trips
 
 LIST_MAKERS = ("TensorListReserve", "TensorListFromTensor", "EmptyTensorList", "TensorListSetItem")
 LIST_STACK, LIST_ITEM = "TensorListStack", "TensorListGetItem"
-_LENGTHS = ("TensorListLength",)
 
 
-@dataclass(frozen=True)
-class ImportedLoop:
-    """An imported loop.
-
-    Attributes:
-        operator: the loop.
-        tensors: by name of each result of TensorFlow's operator, its counterpart in the imported graph; for a list, its
-            stack.
-    """
-
-    operator: Operator
-    tensors: Mapping[str, Tensor]
-
-
-def import_loop(op: tf.Operation, outside: OuterImporter) -> ImportedLoop:
+def import_loop(op: tf.Operation, outside: OuterImporter) -> tuple[Operator, dict[str, Tensor]]:
     """Return the operator that stands for a ``While``.
+
+    Returns:
+        The operator; and by name of each result of TensorFlow's that it doesn't have, the tensor that it equals.
 
     Raises:
         InputError: the number of trips, or the elements that a trip reads or writes, depend on what the loop computes.
@@ -142,7 +130,7 @@ class _Reader:
             raise InputError(f"{self.where} doesn't run even once; leave it out")
         return trips
 
-    def run(self) -> ImportedLoop:
+    def run(self) -> tuple[Operator, dict[str, Tensor]]:
         outside, collector = self.outside, self.collector
         for k, value in self.counters.values.items():
             if k not in self.counters.changing:
@@ -168,7 +156,7 @@ class _Reader:
         results = self._results(body, lengths)
         attributes = {BODY: body, FORM: form}
         operator = Operator(self.op.name, LOOP, tuple(operands), results, {}, attributes, source=outside.line(self.op))
-        return ImportedLoop(operator, {tensor.name: tensor for tensor in results} | self._others())
+        return operator, self._others()
 
     @cached_property
     def collector(self) -> Collector:
@@ -208,7 +196,7 @@ class _Reader:
         """Return the results of an operator of the body that works on lists; None for other operators."""
         if inner.type == "TensorListGetItem":
             return [self._slice(inner)]
-        if inner.type in _LENGTHS:
+        if inner.type == "TensorListLength":
             source = self._list(inner.inputs[0])
             return [self.collector.constant(np.asarray(self._stack(source).shape[0]), tf.int32)]
         if _is_on_lists(inner):

@@ -1,4 +1,4 @@
-"""Capture functions of one model side by side: they share variables, and each keeps its own inputs and results."""
+"""Capture a function of a model, with the variables that it uses."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _numbered(name: str) -> Iterator[str]:
 
 @dataclass
 class Capture:
-    """Functions that are captured into one flat graph.
+    """A function that is captured into a flat graph.
 
     Attributes:
         names_of: returns names for variables, where their own names won't do.
@@ -106,56 +106,42 @@ class Capture:
     def graph(self) -> tf.Graph:
         return self.flattener.graph
 
-    @property
-    def lines(self) -> dict[str, str]:
-        """The line of the user's code that made each operator, by the operator's name."""
-        return self.flattener.lines
-
-    def add(
-        self, function: Callable[..., Any], signature: Sequence[Structure], scope: str = "", loads: bool = True
-    ) -> Program:
-        """Capture a function.
+    def add(self, function: Callable[..., Any], signature: Sequence[Structure]) -> Program:
+        """Capture the function.
 
         Args:
             signature: for each argument its ``tf.TensorSpec``, or a structure of such, with every extent known.
-            scope: a prefix of its operators' names.
-            loads: whether its inputs are batches of which every rank loads its share.
 
         Raises:
             InputError: the function holds something that can't be captured.
         """
         traced = concrete(function, signature)
         leaves = tf.nest.flatten(list(signature))
-        variables = _variables(traced)
+        variables = variables_used_by(traced)
         # Before the placeholders, which give way where names are the same.
         for variable, own in zip(variables, self.names_of(variables), strict=True):
-            if id(handle_of(variable)) not in self.flattener.handles:
-                name = self._unique(own)
-                self.flattener.add_variable(variable, name)
-                self.variables[name] = variable
+            name = next(candidate for candidate in _numbered(own) if candidate not in self.variables)
+            self.flattener.add_variable(variable, name)
+            self.variables[name] = variable
         with self.graph.as_default():
-            placeholders = tuple(self._placeholder(spec, i, scope) for i, spec in enumerate(leaves))
-        flat = self.flattener.flatten(traced.graph, placeholders, scope)
-        results = tf.nest.pack_sequence_as(traced.graph.structured_outputs, flat.outputs, expand_composites=True)
-        ends = [*tf.nest.flatten(results), *(tensor for effect in flat.effects for tensor in effect.needs)]
-        preprocessing = find_preprocessing(self.flattener, placeholders, ends, flat.writes)
+            placeholders = tuple(
+                tf.compat.v1.placeholder(spec.dtype, spec.shape, name=spec.name or f"input_{i}")
+                for i, spec in enumerate(leaves)
+            )
+        outputs, writes, effects = self.flattener.flatten(traced.graph, placeholders)
+        results = tf.nest.pack_sequence_as(traced.graph.structured_outputs, outputs, expand_composites=True)
+        ends = [*tf.nest.flatten(results), *(tensor for effect in effects for tensor in effect.needs)]
+        preprocessing = find_preprocessing(self.flattener, placeholders, ends, writes)
         inputs = placeholders if preprocessing is None else preprocessing.results
         for tensor in inputs:
-            if loads and tensor.shape.rank:
+            if tensor.shape.rank:  # a batch, of which every rank loads its share
                 tensor.op._set_attr(LOADED_ATTRIBUTE, tf.compat.v1.AttrValue(b=True))
-        return Program(placeholders, inputs, results, flat.writes, flat.effects, preprocessing)
+        return Program(placeholders, inputs, results, tuple(writes), tuple(effects), preprocessing)
 
     def name(self, variable: tf.Variable) -> str | None:
-        """Return a variable's name in the flat graph; None if no captured function uses it."""
+        """Return a variable's name in the flat graph; None if the function doesn't use it."""
         handle = self.flattener.handles.get(id(handle_of(variable)))
         return None if handle is None else handle.op.name
-
-    def _placeholder(self, spec: tf.TensorSpec, index: int, scope: str) -> tf.Tensor:
-        name = f"{scope}/{spec.name or f'input_{index}'}" if scope else spec.name or f"input_{index}"
-        return tf.compat.v1.placeholder(spec.dtype, spec.shape, name=name)
-
-    def _unique(self, name: str) -> str:
-        return next(candidate for candidate in _numbered(name) if candidate not in self.variables)
 
 
 # Where there is a GPU, Keras makes one kernel of cuDNN of an LSTM or GRU, which nobody can split; without one, a loop, which
@@ -164,11 +150,7 @@ _RECURRENT = "keras.src.backend.tensorflow.rnn"  # a name that its package has f
 
 
 def concrete(function: Callable[..., Any], signature: Sequence[Structure]) -> Any:
-    """Trace a function for a signature.
-
-    Raises:
-        InputError: the signature leaves an extent open, or has something other than a ``tf.TensorSpec``.
-    """
+    """Trace a function for a signature of ``tf.TensorSpec``; raise InputError if it has others, or leaves an extent open."""
     for spec in tf.nest.flatten(list(signature)):
         if not isinstance(spec, tf.TensorSpec):
             raise InputError(f"input_signature takes a tf.TensorSpec for each argument, got {short(spec)}")
@@ -202,7 +184,7 @@ def own_name(variable: tf.Variable) -> str:
     return str(variable.name.partition(":")[0])
 
 
-def _variables(traced: Any) -> list[tf.Variable]:
+def variables_used_by(traced: Any) -> list[tf.Variable]:
     """Return the variables that a trace uses, in the order of their handles among its captures."""
     by_handle = {id(handle_of(variable)): variable for variable in traced.graph.variables}
     return [by_handle[id(outer)] for outer, _ in traced.graph.captures if id(outer) in by_handle]

@@ -18,14 +18,13 @@ from tensorflow.python.framework.func_graph import FuncGraph
 
 from ...common.errors import InputError
 from ...common.source_lines import source_line
-from ..gradient_function import is_custom_gradient
+from ..gradient_function import copy_custom_gradient, is_custom_gradient
 from ..gradient_placeholders import GRADIENT_ATTRIBUTE, UPDATE_ATTRIBUTE, mark_update, update_of
 from ..stateful import Treatment, check_is_known, has_only_an_effect, left_out, treatment_of
 from ..writes import value_read, value_written
 from .by_sample import BySample
 from .called import function_graph, is_call_by_name
 from .conditionals import CONDITIONALS, branch_graphs, copy_conditional, is_constant, is_taken, taken_branch
-from .custom_gradient import copy_custom_gradient
 from .effects import Effect, effect_of, has_effects, is_check_of_text, takes_resource
 from .loops import copy_while, loop_functions
 from .written import CALLS, LOOPS, behind_controls, handle_behind, written_in
@@ -37,24 +36,9 @@ def handle_of(variable: tf.Variable) -> tf.Tensor:
     return handle
 
 
-@dataclass(frozen=True)
-class Flat:
-    """The copy of a traced function in the flat graph.
-
-    Attributes:
-        outputs: the function's results.
-        writes: the operations that update variables, in program order.
-        effects: what has an effect on the world, in program order.
-    """
-
-    outputs: list[tf.Tensor]
-    writes: tuple[tf.Operation, ...]
-    effects: tuple[Effect, ...]
-
-
 @dataclass
 class Flattener:
-    """A copier of traced functions into one graph; functions that use the same variables share them there.
+    """A copier of a traced function into a graph.
 
     Attributes:
         graph: the flat graph.
@@ -87,8 +71,14 @@ class Flattener:
             handle = tf.raw_ops.VarHandleOp(dtype=variable.dtype, shape=variable.shape, shared_name=name, name=name)
         self.handles[id(handle_of(variable))] = handle
 
-    def flatten(self, traced: Any, arguments: Sequence[tf.Tensor], scope: str = "") -> Flat:
+    def flatten(
+        self, traced: Any, arguments: Sequence[tf.Tensor]
+    ) -> tuple[list[tf.Tensor], list[tf.Operation], list[Effect]]:
         """Copy a traced function (a ``FuncGraph``), with ``arguments`` in place of its own inputs.
+
+        Returns:
+            The function's results; the operations that update variables, and what has an effect on the world, in program
+            order.
 
         Raises:
             InputError: the function holds something that can't be captured; the message names the user's line.
@@ -100,9 +90,9 @@ class Flattener:
             for outer, inner in traced.captures:
                 counterparts[inner.name] = self._captured(outer, inner)
             n_samples = next((tensor.shape[0] for tensor in arguments if tensor.shape.rank), None)
-            copy = _Copy(self, traced, counterparts, f"{scope}/" if scope else "", n_samples)
+            copy = _Copy(self, traced, counterparts, "", n_samples)
             copy.run()
-            return Flat(copy.outputs, tuple(copy.writes), tuple(copy.effects))
+            return copy.outputs, copy.writes, copy.effects
 
     def _captured(self, outer: Any, inner: tf.Tensor) -> tf.Tensor:
         if outer.dtype != tf.resource:

@@ -88,7 +88,9 @@ def find_preprocessing(
     of_text = {op.name for op in ops if is_of_text(op)}
     if not of_text:
         return None
-    live = _live(flat.graph, [*placeholders, *(flat.graph.get_tensor_by_name(name) for name in flat.tables)])
+    sources = [*placeholders, *(flat.graph.get_tensor_by_name(name) for name in flat.tables)]
+    of_sources = reached([tensor.op for tensor in sources], lambda op: [user for t in op.outputs for user in t.consumers()])
+    live = {op.name for op in of_sources}
     inside = _inside(ops, of_text, live)
     for op in ops:
         if op.name in inside and not _is_pure(op):
@@ -162,15 +164,6 @@ def _is_open(tensor: tf.Tensor) -> bool:
 def ancestors(ops: Iterable[tf.Operation]) -> set[str]:
     """Return the names of operators and of all that they compute their results from."""
     return {op.name for op in reached(ops, lambda op: [tensor.op for tensor in op.inputs])}
-
-
-def _live(graph: tf.Graph, sources: Iterable[tf.Tensor]) -> set[str]:
-    """Return the names of the operators that depend on these tensors."""
-    names = {tensor.op.name for tensor in sources}
-    for op in graph.get_operations():  # an operator's consumers were created after it
-        if any(tensor.op.name in names for tensor in op.inputs):
-            names.add(op.name)
-    return names
 
 
 def _with_checks(flat: Flattener, run: Sequence[tf.Operation], of_text: set[str]) -> tuple[tf.Operation, ...]:

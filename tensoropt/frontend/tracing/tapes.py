@@ -21,8 +21,8 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import CondBranchFuncGrap
 from ...common.errors import InputError
 from ...common.gradient_types import carries_gradient
 from ...common.source_lines import running_line
-from ..connected import GradientWalk, custom_gradients
-from ..gradient_placeholders import Gradient, LossGradients, assign_gradients, is_pending, placeholders, variable_of
+from ..connected import differentiated
+from ..gradient_placeholders import Gradient, LossGradients, assign_gradients, pending_on, placeholders, variable_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,16 +136,15 @@ class StepGradients:
             or not tape._watch_accessed_variables
             or not all(isinstance(end, tf.Tensor) and carries_gradient(end.dtype) for end in ends)
             or any(v is None or not v.trainable or not carries_gradient(v.dtype) for v in variables)
+            or any(pending_on(end.op) is not None for end in ends)
         ):
-            return None
-        if any(is_pending(end.op) for end in ends):
             return None
         inner = {id(outer): placeholder for outer, placeholder in self._graph.captures}
         handles = [inner.get(id(variable.handle)) for variable in variables]  # type: ignore[union-attr]
         with tf.control_dependencies(None):
             loss = ends[0] if len(ends) == 1 and ends[0].shape.rank == 0 else tf.add_n([tf.reduce_sum(e) for e in ends])
         used = [handle.op.name for handle in handles if handle is not None]
-        reach = GradientWalk(self._graph, custom_gradients(self._graph)).differentiated(loss, used)
+        reach = differentiated(loss, used)
         if not self._recorded_all(tape, [*reach.operands], {*used, loss.op.name}):
             return None
         gradients = placeholders(loss, variables, handles, reach)
@@ -161,11 +160,7 @@ class StepGradients:
     # Optimizers
 
     def apply(self, optimizer: Any, pairs: Sequence[tuple[tf.Tensor | tf.IndexedSlices, Any]]) -> None:
-        """Record that an optimizer updates variables by gradients, given in pairs of a gradient and a variable.
-
-        Raises:
-            InputError: it is applied in a loop, or by rows that aren't gradients of the step.
-        """
+        """Record an update by pairs of a gradient and a variable; raise InputError in a loop, or for computed rows."""
         line = running_line()
         graph = tf.compat.v1.get_default_graph()
         while isinstance(graph, CondBranchFuncGraph) and graph is not self._graph:

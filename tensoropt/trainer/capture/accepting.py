@@ -15,11 +15,7 @@ from .objective import KerasObjective, own_methods
 
 
 def check_eager(caller: str) -> None:
-    """Check that TensorFlow executes eagerly, unlike between ``init`` and ``build_execution_graph``.
-
-    Raises:
-        InputError: a graph is the default graph.
-    """
+    """Raise InputError if TensorFlow doesn't execute eagerly, as between ``init`` and ``build_execution_graph``."""
     if not tf.executing_eagerly():
         raise InputError(
             f"{caller} ({running_line()}) was called while a graph is recorded, as after tensoropt.init(); it needs no init "

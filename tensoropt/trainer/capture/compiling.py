@@ -24,11 +24,7 @@ _EXAMPLES = {"loss": "keras.losses.SparseCategoricalCrossentropy(from_logits=Tru
 
 
 def check_compilation(loss: Any, metrics: Any, weighted_metrics: Any) -> None:
-    """Check that Keras knows the given losses and metrics.
-
-    Raises:
-        InputError: Keras doesn't know one; the message names the nearest that Keras has.
-    """
+    """Check that Keras knows losses and metrics; raise InputError with the nearest that it has if not."""
     _check_names("loss", loss, keras.losses.get, keras.losses)
     for kind, value in (("metrics", metrics), ("weighted_metrics", weighted_metrics)):
         _check_names(kind, value, _metric, keras.metrics)

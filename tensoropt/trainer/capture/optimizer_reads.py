@@ -21,11 +21,7 @@ from .programs import Captured, inner
 
 
 def check_reads(captured: Captured, optimizer: Any) -> None:
-    """Check that what a program reads of an optimizer is its learning rate, or a number of updates that it counts itself.
-
-    Raises:
-        InputError: it reads something else.
-    """
+    """Raise InputError if a program reads of an optimizer else than the rate, or updates that it counts itself."""
     inner_optimizer = inner_of(optimizer)
     counted = [inner_optimizer._learning_rate, *([inner_optimizer._iterations] if inner_optimizer is optimizer else [])]
     for variable in (*optimizer.variables, *inner_optimizer.variables):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -16,7 +16,7 @@ from ...common.errors import InputError
 from ...common.source_lines import running_line
 from ...frontend.gradient_placeholders import UPDATE_ATTRIBUTE, update_of, variable_of
 from ...frontend.recorded_graph import RecordedGradients, RecordedStep
-from ...frontend.recorded_updates import computed_with, minimised, written_by
+from ...frontend.recorded_updates import computed_with, minimised
 from ...frontend.tracing.capture import Capture, Program
 from ...frontend.tracing.loops import behind_identities
 from ...frontend.tracing.preprocessing import ancestors
@@ -25,21 +25,6 @@ from ...optimizers.classic import Classic
 from ...optimizers.keras_optimizer import KerasOptimizer
 
 OptimizerOf = Callable[[Any, Sequence[Any]], KerasOptimizer]
-
-
-@dataclass(frozen=True)
-class RecordedUpdates:
-    """The gradients that a captured step takes and applies, in terms of the flat graph.
-
-    Attributes:
-        program: the program without what stands for gradients and updates.
-        steps: the applications of optimizers, in order.
-        taken: the gradients that the step computes with.
-    """
-
-    program: Program
-    steps: tuple[RecordedStep, ...]
-    taken: tuple[RecordedGradients, ...]
 
 
 def capturable(step: Callable[..., Any], trace: StepGradients) -> Callable[..., Any]:
@@ -100,12 +85,18 @@ def _subclasses(kind: type) -> list[type]:
     return [kind, *(subclass for child in children for subclass in _subclasses(child))]
 
 
-def recorded_updates(capture: Capture, program: Program, trace: StepGradients, optimizer_of: OptimizerOf) -> RecordedUpdates:
+def recorded_updates(
+    capture: Capture, program: Program, trace: StepGradients, optimizer_of: OptimizerOf
+) -> tuple[Program, list[RecordedStep], tuple[RecordedGradients, ...]]:
     """Return what a captured step does with gradients.
 
     Args:
         program: the captured function that :func:`capturable` returned.
         optimizer_of: makes the optimizer of the graph from the user's and the variables that it updates.
+
+    Returns:
+        The program without what stands for gradients and updates, the applications of optimizers, in order, and the
+        gradients that the step computes with.
 
     Raises:
         InputError: the step does something with gradients that can't be run under a plan.
@@ -153,7 +144,7 @@ def recorded_updates(capture: Capture, program: Program, trace: StepGradients, o
             )
         first_name = "" if earlier is update else steps[first[id(update.optimizer)]].op.name
         step = RecordedStep(op, None, variables, optimizer, assigns=assigns, of=first_name)
-        written = written_by(writes).union(*(recorded.variables for recorded in steps))
+        written = {op.inputs[0].op.name for op in writes}.union(*(recorded.variables for recorded in steps))
         was_updated = not written.isdisjoint(variables)
         # What was updated, or assigned by the model, is read again, and gradients are taken there.
         step = minimised(step, [] if was_updated else [grad for grad in records if not _reads_late(grad.loss, variables)])
@@ -167,8 +158,7 @@ def recorded_updates(capture: Capture, program: Program, trace: StepGradients, o
             )
         with capture.graph.as_default(), tf.control_dependencies(writes):
             steps.append(RecordedStep(tf.no_op(name="train"), None, (), Classic("sgd")))
-    program = replace(program, results=results, writes=tuple(writes), effects=effects)
-    return RecordedUpdates(program, tuple(steps), computed_with(records, steps))
+    return replace(program, results=results, writes=tuple(writes), effects=effects), steps, computed_with(records, steps)
 
 
 def _reads_late(loss: tf.Tensor, variables: Sequence[str]) -> bool:
@@ -179,11 +169,7 @@ def _reads_late(loss: tf.Tensor, variables: Sequence[str]) -> bool:
 
 
 def _check_reads(capture: Capture, trace: StepGradients) -> None:
-    """Check that the step reads no variable of an optimizer: those of the ranks' optimizers are others.
-
-    Raises:
-        InputError: it reads one.
-    """
+    """Raise InputError if the step reads a variable of an optimizer: those of the ranks' optimizers are others."""
     ids = {id(variable) for variable in capture.variables.values()}
     for update in trace.applied:
         for variable in update.optimizer.variables:
@@ -196,11 +182,7 @@ def _check_reads(capture: Capture, trace: StepGradients) -> None:
 
 
 def _check_scaling(update: Applied, trace: StepGradients, is_given: bool) -> None:
-    """Check that an optimizer that scales the loss scaled it, and is given the gradients of the scaled loss as they are.
-
-    Raises:
-        InputError: it didn't, or the step computes with scaled gradients.
-    """
+    """Raise InputError if an optimizer that scales the loss didn't scale it, or is given others than its gradients."""
     optimizer = update.optimizer
     is_scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or optimizer.loss_scale_factor is not None
     if not is_scaling:

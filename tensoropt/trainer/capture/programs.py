@@ -12,11 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from ...common.errors import InputError
-from ...frontend.connected import GradientWalk, custom_gradients
+from ...frontend.connected import differentiated
 from ...frontend.gradient_placeholders import placeholders
 from ...frontend.importer import import_graph
 from ...frontend.recorded_graph import RecordedGradients, RecordedStep
-from ...frontend.recorded_updates import written_by
 from ...frontend.tracing.capture import Capture, Program, VariableNames
 from ...frontend.tracing.effects import Effect
 from ...frontend.tracing.preprocessing import ancestors
@@ -38,12 +37,10 @@ class Objective(Protocol):
     @property
     def trained(self) -> Sequence[Any]:
         """The user's trainable variables, Keras's or TensorFlow's."""
-        ...
 
     @property
     def applies_optimizers(self) -> bool:
         """Return whether the training step takes gradients and applies optimizers itself; else it returns the loss first."""
-        ...
 
     @property
     def counter(self) -> tf.Variable | None:
@@ -52,7 +49,6 @@ class Objective(Protocol):
 
     def names_of(self, variables: Sequence[tf.Variable]) -> Sequence[str]:
         """Return the names of the variables that a function uses."""
-        ...
 
     def layer_of(self, name: str) -> str | None:
         """Return a description of the layer of an operator, given by name, for messages; None if it has no layer."""
@@ -64,7 +60,6 @@ class Objective(Protocol):
 
     def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:
         """Return each kind of program's function and its arguments' specs."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -84,7 +79,7 @@ class Captured:
     @cached_property
     def given(self) -> tuple[Tensor, ...]:
         """The tensors that the user gives, which may have to be preprocessed to what the program is fed."""
-        return tuple(_described(tensor) for tensor in self.program.given)
+        return tuple(Tensor(given.name, tuple(given.shape.as_list()), given.dtype.name) for given in self.program.given)
 
     @cached_property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -165,8 +160,7 @@ def capture_program(
     steps: Sequence[RecordedStep] = ()
     records: Sequence[RecordedGradients] = ()
     if trace is not None:
-        updates = recorded_updates(capture, program, trace, optimizer_of)
-        program, steps, records = updates.program, updates.steps, updates.taken
+        program, steps, records = recorded_updates(capture, program, trace, optimizer_of)
     elif kind == TRAIN:
         program = _without_unread_count(program, capture, objective.counter)
         step, records = _step(capture, program, objective, partial(optimizer_of, None))
@@ -174,7 +168,7 @@ def capture_program(
     effect_inputs = (tensor for effect in program.effects for tensor in effect.needs)
     targets = [tensor.op for tensor in (*program.inputs, *tf.nest.flatten(program.results), *effect_inputs)]
     feeds = [tensor for tensor in program.inputs if not any(tensor is source for source in program.given)]
-    graph = import_graph(capture.graph, steps, capture.lines, [*targets, *program.writes], records, feeds)
+    graph = import_graph(capture.graph, steps, capture.flattener.lines, [*targets, *program.writes], records, feeds)
     return Captured(graph, replace(program, effects=tuple(_possible_effects(program.effects, graph))), capture)
 
 
@@ -209,10 +203,6 @@ def _without_unread_count(program: Program, capture: Capture, counter: tf.Variab
     return replace(program, writes=tuple(op for op in program.writes if op.inputs[0].op.name != name))
 
 
-def _described(tensor: tf.Tensor) -> Tensor:
-    return Tensor(tensor.name, tuple(tensor.shape.as_list()), tensor.dtype.name)
-
-
 def _step(
     capture: Capture, program: Program, objective: Objective, optimizer: Callable[[Sequence[Any]], Optimizer]
 ) -> tuple[RecordedStep, Sequence[RecordedGradients]]:
@@ -235,12 +225,11 @@ def _step(
     with capture.graph.as_default(), tf.control_dependencies(program.writes):
         op = tf.no_op(name=TRAIN)
     names = tuple(capture.name(inner(variable)) or "" for variable in variables)
-    if written_by(program.writes).isdisjoint(names):
+    if not any(op.inputs[0].op.name in names for op in program.writes):
         return RecordedStep(op, loss, names, optimizer(variables)), ()
     with capture.graph.as_default():
         handles = [capture.graph.get_operation_by_name(name).outputs[0] for name in names]
-        passed = GradientWalk(capture.graph, custom_gradients(capture.graph)).differentiated(loss, names)
-        stand_ins = placeholders(loss, [inner(variable) for variable in variables], handles, passed)
+        stand_ins = placeholders(loss, [inner(variable) for variable in variables], handles, differentiated(loss, names))
     by_id = {id(inner(variable)): variable for variable in variables}
     reached_variables = [by_id[id(variable)] for variable in stand_ins.variables]
     names = tuple(capture.name(variable) or "" for variable in stand_ins.variables)

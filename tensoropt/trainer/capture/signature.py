@@ -13,6 +13,7 @@ from tensorflow.python.framework.none_tensor import NoneTensorSpec  # TensorFlow
 
 from ...common.errors import InputError, short
 from ...common.source_lines import running_line
+from ...frontend.recording import checked_batch_size
 
 Structure = Any
 PARTS = ("x", "y", "sample_weight")
@@ -76,11 +77,6 @@ class Signature:
         """The extents of inputs and labels other than the batch."""
         leaves = tf.nest.flatten([self.inputs, self.labels])
         return tuple(tuple(leaf.shape[1:]) for leaf in leaves if leaf is not None)
-
-    @property
-    def is_open(self) -> bool:
-        """Return whether batches may differ in extents other than the batch."""
-        return any(None in shape for shape in self.extents)
 
     def of(self, batch_size: int, inputs: Sequence[Any], labels: Sequence[Any], weights: Structure) -> Signature:
         """Return the signature of a batch, given its tensors: without labels with those known, without weights for None."""
@@ -170,11 +166,7 @@ def opened(signature: Signature, input_specs: Structure, has_open_labels: bool) 
 
 
 def assumed(signature: Signature, model: keras.Model, loss: Any) -> Signature:
-    """Return the signature with all that it leaves open of labels assumed, where no data will tell.
-
-    Raises:
-        InputError: shapes of inputs are left open.
-    """
+    """Return the signature with the labels that it leaves open assumed; raise InputError if it leaves inputs open."""
     if signature.has_open_inputs:
         raise InputError(
             f"{signature.waits_for}; expected every extent but the batch to be known where there is no data: build the "
@@ -204,15 +196,6 @@ def left_open_by(loss: Any, has_data: bool = True) -> str:
     if function.__module__.startswith("keras.") and function.__name__ not in _OTHER_LABELS:
         return ""
     return f"the loss {getattr(function, '__name__', short(loss))} doesn't tell the shapes of its labels"
-
-
-def checked_batch_size(batch_size: object) -> None:
-    """Check a batch size that a user gave; raise InputError if it isn't a whole number from 1 up."""
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise InputError(
-            "batch_size takes the number of samples in a step over all devices, a whole number of at least 1, got "
-            f"{short(batch_size)}"
-        )
 
 
 def _from_data(data: Any) -> Signature:
@@ -289,8 +272,9 @@ def _spec_of_labels(leaf: Any) -> tf.TensorSpec:
 
 def inputs_of(model: keras.Model, batch_size: int) -> tuple[Structure, str]:
     """Return the specs of a model's inputs, None if only a call of it shows them, and the clause that says what is open."""
-    structure = _symbolic_inputs(model)
-    if structure is None:
+    try:
+        structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+    except (AttributeError, ValueError):
         return None, f"model '{model.name}' ({type(model).__name__}) doesn't tell the shapes of its inputs"
 
     def spec(tensor: Any) -> tf.TensorSpec:
@@ -301,14 +285,6 @@ def inputs_of(model: keras.Model, batch_size: int) -> tuple[Structure, str]:
     opens = [tensor for tensor in keras.tree.flatten(structure) if None in tensor.shape[1:]]
     waits_for = f"input '{opens[0].name}' of model '{model.name}' has shape {opens[0].shape}" if opens else ""
     return with_names(keras.tree.map_structure(spec, structure), "x"), waits_for
-
-
-def _symbolic_inputs(model: keras.Model) -> Structure:
-    """Return the model's symbolic inputs, in its own structure; None if only a call of the model would show them."""
-    try:
-        return model.inputs[0] if isinstance(model, keras.Sequential) else model.input
-    except (AttributeError, ValueError):
-        return None
 
 
 def symbolic(spec: tf.TensorSpec) -> keras.KerasTensor:
@@ -338,11 +314,7 @@ def _labels(loss: Any, results: Structure, names: list[str] | None) -> Structure
 
 
 def _check_count(loss: Any, results: Structure, names: list[str] | None) -> None:
-    """Check that there is one loss for each of the model's results.
-
-    Raises:
-        InputError: the number of losses or a name differs.
-    """
+    """Check that there is one loss for each of the model's results, named alike; raise InputError if not."""
     n_results = len(tf.nest.flatten(results))
     keys = list(results) if isinstance(results, Mapping) else (names or [])
     unknown_keys = [key for key in loss if key not in keys] if isinstance(loss, Mapping) else []

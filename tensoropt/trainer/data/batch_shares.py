@@ -124,19 +124,11 @@ class BatchShares:
 
     @cached_property
     def parts(self) -> ElementParts:
-        """The mapping from the dataset's elements to the tensors that programs take.
-
-        Raises:
-            InputError: the dataset doesn't have what is expected.
-        """
+        """The mapping from the dataset's elements to what programs take; raises InputError if something else is expected."""
         return ElementParts.of(self.data.element_spec, self._expected(self._seen))
 
     def check(self) -> None:
-        """Check that the dataset has what is expected; its first batch may decide what is.
-
-        Raises:
-            InputError: it doesn't.
-        """
+        """Check that the dataset has what is expected, which its first batch may decide; raise InputError if not."""
         assert self.parts
 
     def _seen(self) -> Structure:
@@ -183,11 +175,7 @@ class BatchShares:
         return (batch for _, batch in self._open(1)) if self._ranks.rank == 0 else None
 
     def _agreed(self, batches: Iterator[tuple[bytes, Batch]]) -> Iterator[Batch]:
-        """Yield this rank's shares if the ranks' first batches are equal; else its shares of what rank 0 reads.
-
-        Raises:
-            InputError: later batches differ.
-        """
+        """Yield this rank's shares, of what rank 0 reads if first batches differ; raise InputError if later ones do."""
         digest, first = next(batches, (None, None))
         odd = self._ranks.processes.first_that_differs(digest)
         if odd is not None:

@@ -46,11 +46,7 @@ class ElementParts:
 
     @classmethod
     def of(cls, element: Structure, signature: Signature) -> ElementParts:
-        """Match the specs of a dataset's elements with the planned signature.
-
-        Raises:
-            InputError: the elements have other parts, shapes or types.
-        """
+        """Match the specs of a dataset's elements with the planned ones; raise InputError if they have others."""
         parts = data_adapter_utils.unpack_x_y_sample_weight(element if isinstance(element, tuple) else (element,))
         weights = None if parts[2] is None else keras.tree.map_structure(planned_weight, parts[2])
         specs: list[tf.TensorSpec] = []

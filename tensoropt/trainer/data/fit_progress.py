@@ -1,4 +1,4 @@
-"""Keep track of how far ``fit`` has come in its epochs and in its data."""
+"""Keep track of how far ``fit`` has come in its epochs and in its data, and check its batches against the plan."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from typing import Any
 
 import keras
 
+from ...common.errors import InputError
+from ...common.source_lines import running_line
 from ..batch import Batch
+from ..capture.objective import that_takes_labels
+from ..capture.signature import Signature
 from ..saving import RunPosition
 from .batch_shares import BatchShares
 from .keeping import RunKeeper
@@ -78,6 +82,20 @@ class FitProgress:
             self.keeper.before_step(batch, position)
         self.step += 1
 
+    def check_size(self, batch: Batch, batch_size: int) -> None:
+        """Raise InputError if a batch is larger than planned, or both of an epoch's first two batches are smaller.
+
+        Only the last batch of an epoch may be smaller.
+        """
+        n, n_before = batch.n_samples, self.before
+        self.before = n
+        is_second_small = self.step == 1 and n_before is not None and max(n_before, n) < batch_size
+        if n > batch_size or is_second_small:
+            raise InputError(
+                f"the data ({running_line()}) has batches of {n} samples, expected {batch_size}, for which the plan was "
+                f"made; batch it by {batch_size}, over all ranks, or parallelize with batch_size={n}"
+            )
+
     @property
     def position(self) -> RunPosition:
         """The position that a checkpoint saved now records."""
@@ -86,6 +104,21 @@ class FitProgress:
         if self.step or self.lasts:
             return RunPosition(self.epoch, self.step, self.shares.opened - 1, self.shares.taken)
         return RunPosition(self.epoch, 0, self.shares.opened, 0)
+
+
+def check_labels(batch: Batch, signature: Signature, model: keras.Model) -> None:
+    """Raise InputError if a batch to train on or to evaluate lacks planned labels, or has some that the plan is without.
+
+    Labels without use are left out, but what a step of the model's own makes of them isn't known.
+    """
+    if signature.labels is not None and not batch.labels:
+        raise InputError(f"batches ({running_line()}) have no y, for which the plan was made; give (x, y)")
+    hook = that_takes_labels(model, None)
+    if batch.drops_labels and hook:
+        raise InputError(
+            f"batches ({running_line()}) have y, without which the plan was made, and {hook} of model '{model.name}' may "
+            "use it; give x alone, or show such a batch by data=(x, y) of parallelize"
+        )
 
 
 class PositionRecorder(keras.callbacks.Callback):

@@ -69,7 +69,7 @@ def _send(batch: Batch | None, processes: Processes, least_shared: int) -> Poste
     for rank in receivers:
         shares = share(rank)
         template = batch.with_leaves(list(range(len(shares))), is_share)
-        buffers = [_serialized(leaf) if _is_text(leaf) else leaf for leaf in shares]
+        buffers = [np.frombuffer(tf.io.serialize_tensor(x).numpy(), np.uint8) if _is_text(x) else x for x in shares]
         header = template, [(leaf.shape, leaf.dtype) for leaf in buffers], [_is_text(leaf) for leaf in shares]
         requests.append(processes.comm.isend(header, rank, _HEADER_TAG))
         requests += [processes.comm.Isend(_bytes(leaf), rank, _DATA_TAG) for leaf in buffers]
@@ -99,10 +99,6 @@ def _receive(processes: Processes) -> Posted:
 
 def _is_text(leaf: np.ndarray) -> bool:
     return leaf.dtype == object
-
-
-def _serialized(leaf: np.ndarray) -> np.ndarray:
-    return np.frombuffer(tf.io.serialize_tensor(leaf).numpy(), np.uint8)
 
 
 def _bytes(leaf: np.ndarray) -> np.ndarray:

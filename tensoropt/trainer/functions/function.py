@@ -14,8 +14,7 @@ import tensorflow as tf
 from ...common.errors import InputError, short
 from ...common.files import path_text
 from ...common.gradient_types import carries_gradient
-from ...frontend.tracing.capture import concrete, own_name
-from ...frontend.tracing.flatten import handle_of
+from ...frontend.tracing.capture import concrete, own_name, variables_used_by
 from ...runtime.execution import Execution
 from ...runtime.ranks import current_processes, install_error_handling
 from ...runtime.same_data import SameData
@@ -45,11 +44,7 @@ class CapturedFunction(Objective):
 
     @classmethod
     def of(cls, function: Callable[..., Any], input_signature: Sequence[Any]) -> CapturedFunction:
-        """Trace a function to find the variables that it uses.
-
-        Raises:
-            InputError: it isn't a function, or the signature leaves an extent open.
-        """
+        """Trace a function to find its variables; raise InputError if it isn't one, or an extent is left open."""
         # Before all checks, so that rank 0 reports errors for all ranks.
         install_error_handling(current_processes())
         check_eager("capture")
@@ -59,9 +54,7 @@ class CapturedFunction(Objective):
             raise InputError(
                 f"capture takes input_signature=, a list of a tf.TensorSpec for each argument, got {short(input_signature)}"
             )
-        graph = concrete(function, input_signature).graph
-        by_handle = {id(handle_of(variable)): variable for variable in graph.variables}
-        variables = [by_handle[id(tensor)] for tensor, _ in graph.captures if id(tensor) in by_handle]
+        variables = variables_used_by(concrete(function, input_signature))
         return cls(function, tuple(input_signature), tuple(variables))
 
     @property

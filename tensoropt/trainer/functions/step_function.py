@@ -20,7 +20,7 @@ from ...runtime.execution import Execution
 from ..capture.programs import TRAIN, Objective, inner
 from ..capture.signature import Signature
 from ..plain_optimizers import plain_optimizers, updated_by
-from ..runs import Run, Runs
+from ..runs import Runs
 from .function import FunctionTrainer
 
 
@@ -70,7 +70,7 @@ class StepFunction(FunctionTrainer):
         """
         arguments = self._in_order(arguments, keywords)
         signature = self.prepare(*arguments)
-        run = self._run(signature)
+        run = self._ranks.runs.at((TRAIN, str(signature.inputs)), TRAIN, signature)
         leaves = list(map(_array, tf.nest.flatten(list(arguments))))
         results = self._ranks.step(run, self._agreed([tensor.name for tensor in run.captured.given], leaves))
         return None if isinstance(results, tuple) and not results else results
@@ -89,7 +89,8 @@ class StepFunction(FunctionTrainer):
         """Return the models and the optimizers, with the names of their variables in a checkpoint."""
         models, ranks = self.captured.models, self._ranks
         variables = [variable for model in models for variable in model.variables]
-        keys, state = self._keys(), ranks.planned_state
+        state, by_name = ranks.planned_state, ranks.runs.planned.captured.capture.variables
+        keys = {id(variable): name for name, variable in by_name.items() if name in state}  # of the user's variables
 
         def updated(step: str) -> list[Any]:
             return updated_by(step, ranks, variables)
@@ -99,11 +100,6 @@ class StepFunction(FunctionTrainer):
         roots: dict[str, Any] = {f"model_{k}" if k else "model": model for k, model in enumerate(models)}
         roots |= {f"optimizer_{k}" if k else "optimizer": copy for k, copy in enumerate(copies.values())}
         return Objects(roots, [(variable, entry_name(entry)) for variable, entry in [*own_pairs, *pairs]])
-
-    def _keys(self) -> dict[int, str]:
-        """Return the keys in the ranks' state of the user's variables, by their ``id``."""
-        variables = self._ranks.runs.planned.captured.capture.variables
-        return {id(variable): name for name, variable in variables.items() if name in self._ranks.planned_state}
 
     def prepare(self, *arguments: Any) -> Signature:
         """Plan the step for a batch, if it isn't planned yet; return the batch's signature."""
@@ -150,10 +146,6 @@ class StepFunction(FunctionTrainer):
                 f"a training step ({running_line()}) is called with a batch of {size} samples, expected batch_size="
                 f"{self.batch_size}, over all devices"
             )
-
-    def _run(self, signature: Signature) -> Run:
-        runs: Runs = self._ranks.runs
-        return runs.at((TRAIN, str(signature.inputs)), TRAIN, signature)
 
 
 def _array(leaf: Any) -> np.ndarray:

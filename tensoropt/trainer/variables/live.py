@@ -21,7 +21,7 @@ the variable must make another buffer. In a step nothing is done for variables t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, wraps
@@ -153,12 +153,6 @@ class Live:
 
 _accessed: WeakKeyDictionary[Live, tf.Tensor] = WeakKeyDictionary()
 _by_handle: WeakValueDictionary[int, Live] = WeakValueDictionary()
-
-
-def forget_accesses(lives: Iterable[Live]) -> None:
-    """Forget accesses that assigned nothing, such as those of a capture, since a step may change the values next."""
-    for live in lives:
-        live.forget_access()
 
 
 def settle(leader: object | None) -> None:

@@ -207,18 +207,6 @@ def test_a_batch_smaller_than_the_ranks_is_loaded_by_every_rank() -> None:
     hold(lambda x: tf.reduce_mean(tf.square(tf.matmul(x, w))), [w], reals(3, 6))
 
 
-def test_functions_that_are_captured_side_by_side_share_variables() -> None:
-    w = variable("w", 6)
-    capture = Capture()
-    spec = [tf.TensorSpec([8, 6], tf.float64)]
-    first = capture.add(lambda x: x * w, spec)
-    second = capture.add(lambda x: x + w, spec, "second")
-    assert list(capture.variables) == ["w"]
-    assert [op.name for op in capture.graph.get_operations() if op.type == "VarHandleOp"] == ["w"]
-    assert first.inputs[0].op.name == "input_0" and second.inputs[0].op.name == "second/input_0"
-    assert second.results.op.name.startswith("second/")
-
-
 def test_variables_of_one_name_stay_apart() -> None:
     one, other = variable("w", 6), variable("w", 6)
     capture = Capture()
