@@ -95,7 +95,9 @@ def measure(
     if process.emitted is None and process.communicator is not None:
         call_us = sum(share * _overhead_us(computing.callbacks(compute), ranks) for compute, share in SHARES.items())
     measuring = CollectiveTables(computing, mesh, process, call_us)
-    provenance["levels"] = _how_levels_were_found(mesh)
+    single = [level.name for level in mesh.levels if level.count == 1]
+    unused = f"; {' and '.join(single)}: one unit, so no link is used, and the numbers stand for nothing" if single else ""
+    provenance["levels"] = "fitted to the measured all-gathers" + unused
 
     def described(tables: Tables, is_complete: bool) -> Hardware:
         fitted = tuple(fitted_link(level, index, mesh, tables, device) for index, level in enumerate(mesh.levels))
@@ -210,13 +212,6 @@ def _copying() -> Action:
         return whole
 
     return run
-
-
-def _how_levels_were_found(mesh: Mesh) -> str:
-    """Return where the numbers of a mesh's levels come from."""
-    single = [level.name for level in mesh.levels if level.count == 1]
-    unused = f"; {' and '.join(single)}: one unit, so no link is used, and the numbers stand for nothing" if single else ""
-    return "fitted to the measured all-gathers" + unused
 
 
 def fitted_link(level: Level, index: int, mesh: Mesh, tables: Tables, device: Device) -> LinkLevel:
