@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -12,6 +13,13 @@ from typing import Any
 
 from .errors import InputError, cut, describe, short
 from .source_lines import running_line
+
+PLAN = "tensoropt/plan", 6
+FRONTIER = "tensoropt/frontier", 8
+CURVE = "tensoropt/curve", 2
+CHECK = "tensoropt/check", 2
+"""The formats of files that several packages read, with their versions."""
+_CHECKSUM = '"checksum": "'
 
 
 def path_text(path: object, call: str) -> str:
@@ -100,13 +108,11 @@ def parse_json(data: bytes, any_number: bool = False) -> Any:
     if "\\" in text and "\\u" in text:  # one character is found in a tenth of the time
         _check_is_text(value)
     level = [value] if type(value) is dict or type(value) is list else []
-    for _ in range(MOST_NESTED):
+    for _ in range(MOST_NESTED + 1):
         if not level:
             return value
         inside = [container.values() if type(container) is dict else container for container in level]
         level = [inner for items in inside for inner in items if type(inner) is dict or type(inner) is list]
-    if not level:
-        return value
     raise JsonError(_TOO_DEEP)
 
 
@@ -221,6 +227,42 @@ def reading_value(kind: str, file: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except DAMAGE as error:
         raise InputError(f"{kind} '{cut(file)}' is damaged ({type(error).__name__}: {cut(error)}); save it again") from error
+
+
+def signed(text: str) -> str:
+    """Return the text of a JSON object with a checksum of all before it as its last field.
+
+    The checksum is that of the text, not of the value in it: to write a value of 5 MB again with sorted keys takes ten times
+    as long as to add up its text.
+    """
+    head = f"{text.rstrip().removesuffix('}').rstrip()},\n"
+    return f'{head}{_CHECKSUM}{_checksum(head.encode())}"\n}}\n'
+
+
+def check_signed(kind: str, file: str | os.PathLike[str], data: bytes, value: dict[str, Any]) -> None:
+    """Refuse a file whose text was changed since it was signed.
+
+    Args:
+        kind: that of the file, for the message.
+        data: its bytes.
+        value: its JSON value, which loses its checksum.
+
+    Raises:
+        InputError: it has no checksum, or was changed.
+    """
+    with reading_value(kind, file):
+        stated = value.pop("checksum")
+    head, _, tail = data.rpartition(_CHECKSUM.encode())
+    actual = _checksum(head)
+    if stated != actual or "".join(tail.decode().split()) != f'{actual}"}}':
+        raise InputError(
+            f"{kind} '{cut(file)}' was changed since it was saved: its checksum is {short(stated)}, its contents' "
+            f"is {actual!r}; save it again, after a search with force= for what should differ"
+        )
+
+
+def _checksum(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:16]
 
 
 def name_in_file(value: object) -> str:

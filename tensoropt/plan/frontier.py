@@ -18,7 +18,7 @@ import numpy as np
 from tabulate import tabulate
 
 from ..common.errors import InputError
-from ..common.files import read_json_of, reading_value, write_atomically
+from ..common.files import check_signed, read_json_of, reading_value, signed, write_atomically
 from ..common.garbage import older_objects_kept
 from ..common.memory_units import memory_text, parse_memory
 from ..common.progress import Progress
@@ -26,7 +26,6 @@ from ..common.words import counted
 from ..costs.objectives import MEMORY_TIME, Objectives, StrategyCosts, parse_objectives
 from ..ft.frontier import Frontier as Found
 from ..ft.lower_bound import LowerBound
-from ..report.checksum import check_signed, signed
 from ..report.frontier_rows import FrontierRows
 from ..report.notebook import frontier_html
 from ..report.page import report_name, write_report

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..common.errors import InputError, cut
-from ..common.files import DAMAGE
-from ..common.formats import FRONTIER
+from ..common.files import DAMAGE, FRONTIER
 from ..program.liveness import PEAK_KEYS
 from ..report.frontier_rows import FrontierRows
 from .plan import Plan

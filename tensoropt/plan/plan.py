@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..common.errors import InputError, cut
-from ..common.files import read_json, reading_value, write_json
-from ..common.formats import PLAN
+from ..common.files import PLAN, read_json, reading_value, write_json
 from ..common.memory_units import default_limit, memory_text
 from ..common.words import counted
 from ..program.interleaved import INTERLEAVED, Interleaving, interleaving_of, most_in_flight
@@ -24,10 +23,9 @@ from ..report.frontier_rows import COSTS
 from ..report.notebook import plan_html
 from ..report.page import report_name, write_report
 from ..report.plan_page import plan_report
-from ..report.plan_rows import SOURCES, PlanRows, device_bytes_of, passes_text
+from ..report.plan_rows import SOURCES, PlanRows, checked_timeline, device_bytes_of, passes_text
 from ..report.sentences import milliseconds
 from ..report.tables import by_stage, stages_table
-from ..report.timelines import checked_timeline
 from ..reschedule.mesh import Mesh, mesh_of
 from ..sharding.model import Model
 from ..sharding.stages import Stages

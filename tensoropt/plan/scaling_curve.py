@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from tabulate import tabulate
 
 from ..common.errors import InputError, short
-from ..common.formats import CURVE
+from ..common.files import CURVE
 from ..common.memory_units import memory_text
 from ..profiling.hardware import Hardware, HardwareError, part_of
-from ..report.curve_frontier import unbeaten
+from ..report.curve_files import unbeaten
 from ..report.notebook import curve_html
 from .picture import new_axes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 
 _CONVOLUTION = {"n": "batch", "h": "height", "w": "width", "d": "depth", "o": "output channels", "c": "input channels",
@@ -14,7 +14,8 @@ _WORDS: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def config_words(kind: str, config: str, results: Sequence[str]) -> str:
+@cache  # few configs of a model differ
+def config_words(kind: str, config: str, results: tuple[str, ...]) -> str:
     """Return a config in words, such as ``rows over a, columns over b``.
 
     Args:
@@ -22,11 +23,6 @@ def config_words(kind: str, config: str, results: Sequence[str]) -> str:
         config: the config's text, ``m:a n:b``.
         results: the texts of the results' layouts.
     """
-    return _words(kind, config, tuple(results))
-
-
-@cache  # few configs of a model differ
-def _words(kind: str, config: str, results: tuple[str, ...]) -> str:
     if config == "-":
         return "a whole copy on every device"
     words = []
@@ -37,7 +33,7 @@ def _words(kind: str, config: str, results: tuple[str, ...]) -> str:
     return ", ".join(words)
 
 
-def _plain(factor: str, axes: str, results: Sequence[str]) -> str:
+def _plain(factor: str, axes: str, results: tuple[str, ...]) -> str:
     """Return what a factor is by the dimension of the first result that its axes split."""
     if factor.startswith("+"):
         return "partial sums of its operands"

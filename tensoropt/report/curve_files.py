@@ -1,4 +1,5 @@
-"""A curve as the files that cluster schedulers read: Gavel's throughputs, Sia's placements and scalability, a table.
+"""A curve's best points, and the curve as the files that cluster schedulers read: Gavel's throughputs, Sia's placements and
+scalability, a table.
 
 Gavel (OSDI 2020, ``scheduler/utils.py: read_all_throughputs_json_v2``) counts steps of one worker's batch, summed over all
 workers. Its devices are named by their kind, with ``_unconsolidated`` behind it where each is in a machine of its own.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,6 +29,24 @@ SIA_COLUMNS = {
 }
 MOST_DIGITS = 9
 """The most devices of a machine that a digit can say."""
+
+
+def unbeaten(points: Sequence[Row]) -> list[int]:
+    """Return the numbers of the points that no other beats in both the time and the price of a sample, by ascending time.
+
+    What has no price, or doesn't fit, isn't compared.
+    """
+    compared = [
+        (1 / point["samples_per_s"], point["price_per_hour"] / point["samples_per_s"], number)
+        for number, point in enumerate(points)
+        if point.get("samples_per_s") and point.get("price_per_hour") is not None
+    ]
+    numbers, least = list[int](), math.inf
+    for _, price, number in sorted(compared):
+        if price < least:
+            numbers.append(number)
+            least = price
+    return numbers
 
 
 def files_of(curve: Row, target: str) -> Mapping[str, str]:

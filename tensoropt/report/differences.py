@@ -66,7 +66,7 @@ def _decided(op: Row) -> tuple[str, bool]:
 def _operator(op: Row) -> dict[str, Any]:
     return {
         "config": op["config"],
-        "words": config_words(op["type"], op["config"], op["results"]),
+        "words": config_words(op["type"], op["config"], tuple(op["results"])),
         "is_rematerialized": bool(op.get("is_rematerialized", False)),
         "sum_bytes": op["sum_bytes"],
         "time_us": op["time_us"],
@@ -75,30 +75,16 @@ def _operator(op: Row) -> dict[str, Any]:
 
 def _layers(before: PlanRows, after: PlanRows, changed: Iterable[str]) -> list[dict[str, Any]]:
     """Return the layers whose operators or costs differ, the largest change of time first."""
-    a, b = (_layer_costs(plan) for plan in (before, after))
+    a, b = ({row["name"]: row for row in layer_costs(*plan.stages)} for plan in (before, after))
     counts = Counter(changed)
     empty = {"time_us": 0.0, "network_time_us": 0.0, "sum_bytes": 0}
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in dict.fromkeys([*b, *a]):
         old, new = a.get(name, empty), b.get(name, empty)
         costs = {key: [old[key], new[key]] for key in empty}
         if counts[name] or any(pair[0] != pair[1] for pair in costs.values()):
             rows.append({"name": name, "changed_operators": counts[name], **costs})
-    return sorted(rows, key=lambda row: -abs(_time_change(row)))
-
-
-def _layer_costs(plan: PlanRows) -> dict[str, Row]:
-    """Return the costs of each layer, of all stages together."""
-    layers: dict[str, dict[str, Any]] = {}
-    for row in (row for stage in plan.stages for row in layer_costs(stage)):
-        costs = layers.setdefault(row["name"], {key: 0 for key in row if key != "name"})
-        for key in costs:
-            costs[key] += row[key]
-    return dict(layers)
-
-
-def _time_change(row: Row) -> float:
-    return float(row["time_us"][1] - row["time_us"][0] + row["network_time_us"][1] - row["network_time_us"][0])
+    return sorted(rows, key=lambda row: -abs(sum(row[key][1] - row[key][0] for key in ("time_us", "network_time_us"))))
 
 
 def _of_frontiers(before: FrontierRows, after: FrontierRows) -> dict[str, Any]:
@@ -122,9 +108,7 @@ def _told(frontier: FrontierRows) -> set[int]:
     """Return the points at whose memory frontiers are compared: the least, the turning point, the fastest, some between."""
     ordered = sorted(frontier.comparable, key=frontier.needed_bytes)
     ends = {ordered[i * (len(ordered) - 1) // 4] for i in range(5)}
-    fastest = frontier.fastest_within(None)
-    assert fastest is not None
-    return {*ends, frontier.turning_point, fastest}
+    return {*ends, frontier.turning_point, frontier.comparable[0]}
 
 
 def differences_text(facts: dict[str, Any]) -> str:

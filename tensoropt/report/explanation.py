@@ -6,8 +6,9 @@ report all show these and no others.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from .plan_rows import PlanRows, Row, StageRows, Way
 
@@ -18,17 +19,16 @@ ACCUMULATED = "gradients accumulated beside those of parameters"
 OVERLAPPED = "compute and collectives at the same time"
 UPDATES, PARAMETERS = "Variable (updates)", "parameters, gradients and slots"
 INTERLEAVED = "interleaved_steps"
+"""The key of a plan's ``assumed`` for a baseline trial: times of interleaved steps by the plan and by data parallelism."""
 DATA_PARALLELISM, WITHOUT_STAGES = "data parallelism", "the plan without stages"
 BASELINE_US = {DATA_PARALLELISM: "data_parallel_us", WITHOUT_STAGES: "without_stages_us"}
 """The names of baselines of which interleaved steps were timed, and where their time stands."""
-"""The key of a plan's ``assumed`` for a baseline trial: times of interleaved steps by the plan and by data parallelism."""
 COMPUTE, COLLECTIVES, OVERLAP = "compute", "collectives", "overlap"
 _VARIABLE = "Variable"
 TIMES = ("time_us", "compute_time_us", "network_time_us", "overlap_time_us")
 OF_A_STAGE = ("devices", "last_operator", "in_flight", "deferred", "idle_share", "sum_bytes", "peak_bytes", "time_us")
 """The keys of a stage in a plan's file that are told as they are."""
-
-
+_Key = TypeVar("_Key")
 Neighbours = tuple["Row | None", "Row | None"]
 """The costs of the next smaller and of the next faster point of a plan's frontier; None where there is none."""
 
@@ -72,15 +72,17 @@ def explanation(
 
 def _of_stage(stage: StageRows) -> dict[str, Any]:
     """Return what the time and the memory of a stage are spent on."""
-    peak = stage.peak
+    peak, instant = stage.peak, None
+    if peak is not None:
+        instant = {"instruction": peak["peak_instruction"], "instructions": peak["instructions"], "makes": peak["peak_runs"]}
     return {
         **{key: stage.value[key] for key in (*OF_A_STAGE, *TIMES[1:])},
         "mesh": str(stage.mesh),
         "time": time_parts(stage),
         "memory": memory_parts(stage),
-        "peak": [] if peak is None else _ordered(peak["peak_by_use"], "bytes"),
-        "peak_instant": None if peak is None else _instant(peak),
-        "peak_tensors": [] if peak is None else _ordered(peak["peak_by_tensor"], "bytes"),
+        "peak": [] if peak is None else _by_bytes(peak["peak_by_use"]),
+        "peak_instant": instant,
+        "peak_tensors": [] if peak is None else _by_bytes(peak["peak_by_tensor"]),
         "layers": layer_costs(stage),
         "reshardings": reshardings(stage),
         "rematerialized": rematerialized(stage),
@@ -104,29 +106,19 @@ def compared_costs(plan: PlanRows, point: Row, memory: str) -> dict[str, Any]:
     }
 
 
-def _instant(peak: Row) -> dict[str, Any]:
-    """Return when the peak is: the number of the instruction, of how many, and what it makes."""
-    return {"instruction": peak["peak_instruction"], "instructions": peak["instructions"], "makes": peak["peak_runs"]}
-
-
 def time_parts(stage: StageRows) -> list[dict[str, Any]]:
     """Return the time by operator type and by kinds of collectives; the times add up to the stage's.
 
     What collectives hide behind compute is a part with a negative time.
     """
-    compute: dict[str, float] = {}
-    network: dict[str, float] = {}
+    times_us: defaultdict[tuple[str, str], float] = defaultdict(float)
     for op in stage.operators:
-        _add(compute, UPDATES if op["type"] == _VARIABLE else op["type"], op["time_us"])
+        times_us[COMPUTE, UPDATES if op["type"] == _VARIABLE else op["type"]] += op["time_us"]
     for row in stage.reshardings:
-        _add(network, ways_text(stage, row), row["time_us"])
-    parts = [(COMPUTE, row) for row in _ordered(compute, "time_us")]
-    parts += [(COLLECTIVES, row) for row in _ordered(network, "time_us")]
-    parts.sort(key=lambda part: -part[1]["time_us"])
-    rows = [{"part": part, **row} for part, row in parts]
-    if stage.overlap_time_us:
-        rows.append({"part": OVERLAP, "name": OVERLAPPED, "time_us": -stage.overlap_time_us})
-    return rows
+        times_us[COLLECTIVES, ways_text(stage, row)] += row["time_us"]
+    rows = [{"part": part, "name": name, "time_us": us} for (part, name), us in _descending(times_us)]
+    overlap_us = float(stage.value.get("overlap_time_us", 0.0))
+    return [*rows, {"part": OVERLAP, "name": OVERLAPPED, "time_us": -overlap_us}] if overlap_us else rows
 
 
 def ways_text(stage: StageRows, row: Row) -> str:
@@ -143,14 +135,14 @@ def _kinds(ways: Iterable[Way]) -> str:
 
 def memory_parts(stage: StageRows) -> list[dict[str, Any]]:
     """Return the memory per device by use; the bytes add up to the stage's."""
-    amounts: dict[str, float] = {}
+    amounts: defaultdict[str, float] = defaultdict(int)
     for op in stage.operators:
         is_state = op["type"] == _VARIABLE
-        _add(amounts, PARAMETERS if is_state else f"saved for the backward pass of {op['type']}", op["sum_bytes"])
+        amounts[PARAMETERS if is_state else f"saved for the backward pass of {op['type']}"] += op["sum_bytes"]
     amounts[ACCUMULATED] = sum(row.get("accumulator_bytes", 0) for row in stage.reshardings)
     amounts[COPIES] = sum(row.get("copy_bytes", 0) for row in stage.reshardings if not row.get("is_regathered", False))
     amounts[TAKEN] = stage.value["sum_bytes"] - sum(amounts.values())
-    return _ordered(amounts, "bytes")
+    return _by_bytes(amounts)
 
 
 def reshardings(stage: StageRows) -> list[dict[str, Any]]:
@@ -171,13 +163,15 @@ def reshardings(stage: StageRows) -> list[dict[str, Any]]:
     return sorted(rows.values(), key=lambda entry: -entry["time_us"])
 
 
-def layer_costs(stage: StageRows) -> list[dict[str, Any]]:
-    """Return the compute time, network time and memory of each layer."""
+def layer_costs(*stages: StageRows) -> list[dict[str, Any]]:
+    """Return the compute time, network time and memory of each layer, of all stages together."""
     keys = ("operators", "time_us", "network_time_us", "sum_bytes")
-    rows = [(stage.layers[op["name"]], (1, op["time_us"], 0.0, op["sum_bytes"])) for op in stage.operators]
-    for row in stage.reshardings:
-        copied = 0 if row.get("is_regathered", False) else row.get("copy_bytes", 0)
-        rows.append((stage.layer_of(row), (0, 0.0, row["time_us"], row.get("accumulator_bytes", 0) + copied)))
+    rows: list[tuple[str, Sequence[float]]] = []
+    for stage in stages:
+        rows += ((stage.layers[op["name"]], (1, op["time_us"], 0.0, op["sum_bytes"])) for op in stage.operators)
+        for row in stage.reshardings:
+            copied = 0 if row.get("is_regathered", False) else row.get("copy_bytes", 0)
+            rows.append((stage.layer_of(row), (0, 0.0, row["time_us"], row.get("accumulator_bytes", 0) + copied)))
     return sorted(_summed(keys, rows), key=lambda totals: -(totals["time_us"] + totals["network_time_us"]))
 
 
@@ -216,11 +210,10 @@ def _copy_bytes(row: Row) -> int:
     return -int(row.get("copy_bytes", 0))
 
 
-def _add(amounts: dict[str, float], name: str, amount: float) -> None:
-    amounts[name] = amounts.get(name, 0) + amount
+def _descending(amounts: Mapping[_Key, float]) -> list[tuple[_Key, float]]:
+    """Return amounts in descending order; zeros are left out."""
+    return sorted(((key, amount) for key, amount in amounts.items() if amount > 0), key=lambda row: -row[1])
 
 
-def _ordered(amounts: Mapping[str, float], key: str) -> list[dict[str, Any]]:
-    """Return amounts in descending order as rows; zeros are left out."""
-    rows: Sequence[tuple[str, float]] = sorted(((n, a) for n, a in amounts.items() if a > 0), key=lambda row: -row[1])
-    return [{"name": name, key: amount} for name, amount in rows]
+def _by_bytes(amounts: Mapping[str, float]) -> list[dict[str, Any]]:
+    return [{"name": name, "bytes": n_bytes} for name, n_bytes in _descending(amounts)]

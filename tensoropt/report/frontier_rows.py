@@ -77,10 +77,13 @@ class FrontierRows:
         """The points by ascending time."""
         return sorted(range(len(self)), key=lambda i: (self.points[i]["time_us"], self.points[i]["sum_bytes"]))
 
+    def within(self, limit_bytes: int | None) -> Sequence[int]:
+        """Return the numbers of the points within a limit, the fastest first; without one, those of all points."""
+        return [point for point in self.comparable if limit_bytes is None or self.needed_bytes(point) <= limit_bytes]
+
     def fastest_within(self, limit_bytes: int | None) -> int | None:
         """Return the number of the fastest point within a limit, None if none fits; without one, of the fastest point."""
-        fits = (point for point in self.comparable if limit_bytes is None or self.needed_bytes(point) <= limit_bytes)
-        return next(fits, None)
+        return next(iter(self.within(limit_bytes)), None)
 
     def least_point(self) -> int:
         """Return the number of the point that needs the least memory."""
@@ -90,23 +93,16 @@ class FrontierRows:
     def chosen(self) -> int:
         """The number of the point that was chosen when the file was written; of the fastest one if none was."""
         number = self.value.get("details", {}).get("chosen")
-        if number is None:
-            number = self.fastest_within(None)
-            assert number is not None
-        return int(number)
-
-    def fitting_the_device(self) -> tuple[int, Row] | None:
-        """Return the number and the costs of the fastest point within the default limit of the device, None if none fits."""
-        device_bytes = device_bytes_of(self.value["assumed"])
-        point = None if device_bytes is None else self.fastest_within(default_limit(device_bytes))
-        return None if point is None else (point, self.points[point])
+        return int(self.comparable[0] if number is None else number)
 
     def facts_of(self, point: int) -> tuple[Neighbours | None, tuple[int, Row] | None]:
         """Return what :func:`.explanation` takes of a point beside its plan: its neighbours, and what fits the device."""
         if self.only_plan is not None:
             return None, None
         smaller, faster = (self.points[i] if 0 <= i < len(self) else None for i in (point - 1, point + 1))
-        return (smaller, faster), self.fitting_the_device()
+        device_bytes = device_bytes_of(self.value["assumed"])
+        fitting = None if device_bytes is None else self.fastest_within(default_limit(device_bytes))
+        return (smaller, faster), None if fitting is None else (fitting, self.points[fitting])
 
     def peak(self, point: int) -> Row | None:
         """Return the instant of a point's peak, see ``Peak.to_json``; None if its step isn't stored."""

@@ -15,7 +15,7 @@ import numpy as np
 from ..common.memory_units import default_limit
 from ..reschedule.mesh import AXIS_NAMES
 from .config_words import config_words
-from .curve_frontier import unbeaten
+from .curve_files import unbeaten
 from .explanation import (
     ACCUMULATED,
     COLLECTIVES,
@@ -50,7 +50,7 @@ def report_data(
     Args:
         title: the name of what is reported, for the page's title.
         chosen: the number of the point that is shown first; the file's own choice or the fastest one by default.
-        measured: what a check measured, see :mod:`.measured`, which is shown beside what was predicted.
+        measured: what a check measured, see :func:`.plan_page.measured_at`, which is shown beside what was predicted.
         curve: the JSON value of a curve over device counts.
         first_rank: the number of the first of the devices, which isn't 0 in a stage that others come before.
     """
@@ -172,7 +172,7 @@ def _operators(frontier: FrontierRows, details: Row) -> list[dict[str, Any]]:
             "shape": shapes.get(part["name"]),
             "column": part["column"],
             "choices": [
-                {**row, "words": config_words(part["type"], row["config"], row["results"])} for row in part["choices"]
+                {**row, "words": config_words(part["type"], row["config"], tuple(row["results"]))} for row in part["choices"]
             ],
         }
         for part in parts

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..common.errors import InputError
+from ..common.memory_units import memory_text
 from .explanation import OF_A_STAGE
 from .frontier_rows import FrontierRows
 from .page_data import FORMAT, VERSION, frontier_of_stage, report_data
-from .plan_rows import PlanRows, Row
+from .plan_rows import PlanRows, Row, checked_timeline
 
 MOST_PLANS = 20
 """The most points whose plans are in a page."""
+COMPARED = ("step_us", "compute_us", "network_us", "memory_bytes")
+"""The costs that a check has measured and predicted."""
 OF_A_POINT = ("time_us", "sum_bytes", "peak_bytes", "stages", "micro_batches", "idle_share")
 
 
@@ -106,3 +111,28 @@ def report_of(
     if chosen is None:
         chosen = rows.chosen if measured is None else measured["point"]
     return points_report(rows.points, rows.plan, rows.value["summary"], title, chosen, None, measured, curve)
+
+
+def measured_at(points: Sequence[Row], check: Row, file: str) -> dict[str, Any]:
+    """Return what a report shows of a check: predicted and measured costs, the measured step, and the number of its point.
+
+    Args:
+        check: the JSON value of the check.
+        file: the check's name, for the message.
+
+    Raises:
+        InputError: the check ran another plan.
+    """
+    costs = {key: {field: check[key][field] for field in ("name", "predicted", "measured")} for key in COMPARED}
+    if not all(math.isfinite(row["predicted"]) and math.isfinite(row["measured"]) for row in costs.values()):
+        raise ValueError("a cost isn't finite")
+    timeline = checked_timeline(check["timeline"])
+    predicted_us = costs["step_us"]["predicted"]
+    fits = [i for i, point in enumerate(points) if math.isclose(point["time_us"], predicted_us, rel_tol=1e-9)]
+    if not fits:
+        raise InputError(
+            f"check '{file}' ran a plan of {predicted_us:,.1f} us, expected one of those that the report shows, such as "
+            f"{points[-1]['time_us']:,.1f} us and {memory_text(points[-1]['sum_bytes'])}; run check --json on the plan of "
+            "one of them"
+        )
+    return {**costs, "timeline": timeline, "point": fits[0]}

@@ -15,13 +15,13 @@ from ..reschedule.halo import HALO, HaloStep, Window
 from ..reschedule.layout import Layout
 from ..reschedule.mesh import Mesh, mesh_of
 from ..reschedule.steps import State, make_step, move_between
-from .timelines import checked_timeline
 
 Row = Mapping[str, Any]
 SOURCES = ("Variable", "Placeholder", "Const")
 """Types of operators that compute nothing."""
 NO_LAYER, MOSTLY = "(no layer)", 0.6
 RECEIVED, LOSS_OF_STAGE = "what other stages send", "a loss in place of later stages"
+_NUMBERS_OF_A_TASK = 6
 _NUMBERED = re.compile(r"_\d+$")
 
 
@@ -57,10 +57,6 @@ class StageRows:
     def reshardings(self) -> Sequence[Row]:
         rows: Sequence[Row] = self.value["reshardings"]
         return rows
-
-    @property
-    def overlap_time_us(self) -> float:
-        return float(self.value.get("overlap_time_us", 0.0))
 
     @property
     def peak(self) -> Row | None:
@@ -279,6 +275,22 @@ class PlanRows:
         _ = [(stage.peak, stage.value["devices"]) for stage in self.stages]
         if len(self.stages) > 1:
             checked_timeline(self.value["timeline"])
+
+
+def checked_timeline(value: Row) -> dict[str, Any]:
+    """Return the timeline of a JSON value, whose tasks are all of devices, operators and kinds that it names.
+
+    Raises:
+        LookupError, TypeError, ValueError: it is damaged.
+    """
+    timeline = {key: value[key] for key in ("makespan_ns", "devices", "operators", "kinds", "tasks")}
+    for text in filter(None, timeline["tasks"].split(";")):
+        numbers = [int(number) for number in text.split(",")]
+        if len(numbers) != _NUMBERS_OF_A_TASK:
+            raise ValueError(f"a task has {len(numbers)} numbers, expected {_NUMBERS_OF_A_TASK}")
+        for column, key in ((0, "devices"), (4, "operators"), (5, "kinds")):
+            _ = timeline[key][numbers[column]]
+    return timeline
 
 
 def passes_text(n_stages: int, devices: str, n_micro_batches: int, schedule: str) -> tuple[str, str]:

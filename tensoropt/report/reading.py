@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
-from ..common.files import read_json_of, reading_value
-from ..common.formats import CURVE, FRONTIER, PLAN
-from .checksum import check_signed
+from ..common.files import CURVE, FRONTIER, PLAN, check_signed, read_json_of, reading_value
 from .frontier_rows import FrontierRows
 
 _KINDS = {"plan": PLAN, "frontier": FRONTIER, "curve": CURVE}
@@ -46,8 +43,3 @@ def read_frontier(file: File) -> FrontierRows:
 def read_curve(file: File) -> dict[str, Any]:
     """Read a curve, which stays a JSON value; see :func:`read_as`."""
     return read_as(file, curve=dict)
-
-
-def is_of_these(name: str) -> bool:
-    """Return whether an argument names a file of these, and not a model."""
-    return Path(name).suffix == ".json"

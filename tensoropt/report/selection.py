@@ -23,15 +23,12 @@ def selected(frontier: FrontierRows, limit_bytes: int | None, most: int) -> dict
     Raises:
         InputError: no point fits; the message says which memory would do.
     """
-    fastest = frontier.fastest_within(limit_bytes)
-    if fastest is None:
+    fitting = frontier.within(limit_bytes)
+    if not fitting:
         assert limit_bytes is not None
         raise InputError(nothing_fits_text(frontier, limit_bytes))
-    if limit_bytes is None:
-        fitting = sorted(range(len(frontier)), key=lambda i: (frontier.points[i]["time_us"], i))
-    else:
-        fitting = [i for i in frontier.comparable if frontier.needed_bytes(i) <= limit_bytes]
-    least_us = frontier.points[fastest]["time_us"]
+    shown = [(number, frontier.points[number]) for number in fitting[:most]]
+    least_us = shown[0][1]["time_us"]
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -39,18 +36,15 @@ def selected(frontier: FrontierRows, limit_bytes: int | None, most: int) -> dict
         "summary": frontier.value["summary"],
         "memory_limit_bytes": limit_bytes,
         "fitting": len(fitting),
-        "plans": [point_row(frontier, i, least_us) for i in fitting[:most]],
-    }
-
-
-def point_row(frontier: FrontierRows, number: int, least_us: float) -> dict[str, Any]:
-    """Return the costs of a point, with how much slower it is than the fastest of those that are shown."""
-    point = frontier.points[number]
-    return {
-        "point": number,
-        **{key: point[key] for key in (*COSTS, *IN_STAGES, "idle_share")},
-        "slower": point["time_us"] / least_us - 1 if least_us else 0.0,
-        "is_turning_point": number == frontier.turning_point,
+        "plans": [
+            {
+                "point": number,
+                **{key: point[key] for key in (*COSTS, *IN_STAGES, "idle_share")},
+                "slower": point["time_us"] / least_us - 1 if least_us else 0.0,
+                "is_turning_point": number == frontier.turning_point,
+            }
+            for number, point in shown
+        ],
     }
 
 

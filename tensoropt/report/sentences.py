@@ -32,7 +32,7 @@ def point_sentences(frontier: FrontierRows, point: int, view: Row, other: PlanRo
         other: the plan of data parallelism; None if it isn't known.
     """
     plan = frontier.plan(point)
-    beside = [] if other is None else [*_compared(plan.value, other.value), *_differences(plan, other), *_again(plan)]
+    beside = [] if other is None else [_compared(plan.value, other.value), *_differences(plan, other), *_again(plan)]
     return [_costliest(plan), *_peak(view["memory"]), *beside]
 
 
@@ -47,12 +47,12 @@ def _costliest(plan: PlanRows) -> str:
     )
 
 
-def _compared(costs: Row, other: Row) -> list[str]:
-    return [
+def _compared(costs: Row, other: Row) -> str:
+    return (
         f"Data parallelism would take {time_text(other['time_us'])} per step "
         f"({_ratio(other['time_us'], costs['time_us'])} this plan) and {memory_text(other['sum_bytes'])} per device "
         f"as the frontier counts it ({_ratio(other['sum_bytes'], costs['sum_bytes'])} this plan)."
-    ]
+    )
 
 
 def _differences(plan: PlanRows, other: PlanRows) -> list[str]:
@@ -62,7 +62,7 @@ def _differences(plan: PlanRows, other: PlanRows) -> list[str]:
     for op in plan.operators:
         before = by_name.get(op["name"])
         if before is not None and op["config"] != before["config"]:
-            words = [config_words(row["type"], row["config"], row["results"]) for row in (before, op)]
+            words = [config_words(row["type"], row["config"], tuple(row["results"])) for row in (before, op)]
             groups.setdefault((op["type"], words[0], words[1]), []).append(op["time_us"] + op["sum_bytes"] / 1e9)
     ordered = sorted(groups.items(), key=lambda row: -sum(row[1]))
     sentences = []

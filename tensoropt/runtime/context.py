@@ -21,7 +21,7 @@ from ..ir.graph import Graph
 from ..ir.invariants import check_graph
 from ..lowering.gradient_analysis import analyse
 from ..plan.plan import Plan
-from ..profiling.hardware import Hardware, HardwareError, resolve
+from ..profiling.hardware import Hardware, resolve
 from ..report.page import write_asked_report
 from ..rules.registry import rule_of
 from ..sharding.model import Model
@@ -139,10 +139,7 @@ def resolve_cluster(cluster: Hardware | str) -> Hardware:
     """
     if not isinstance(cluster, (Hardware, str, os.PathLike)):
         raise InputError(f"hardware is a name such as 'v100-2x8', a file, or a Hardware, got {short(cluster)}")
-    try:
-        hardware = cluster if isinstance(cluster, Hardware) else resolve(cluster)
-    except HardwareError as error:
-        raise InputError(str(error)) from error
+    hardware = cluster if isinstance(cluster, Hardware) else resolve(cluster)
     run_by = "nccl" if is_by_nccl() else TENSORFLOW if is_running() else MPI
     return hardware if launched_as() is None else replace(hardware, run_by=run_by)
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from ..common.formats import CHECK
+from ..common.files import CHECK
 from ..ir.graph import SOURCES, VARIABLE
 from ..lowering.resharding.reshard import Collective
 from ..plan.plan import Plan
@@ -37,8 +37,7 @@ from ..runtime.collectives.timed import TimedCall
 from ..runtime.ranks import Processes
 from ..sharding.model import Model
 from .instrumented_run import PlanTrial
-from .measured_timeline import measured_view
-from .timeline import RankTimeline, collective_events
+from .timeline import RankTimeline, collective_events, measured_view
 from .trace_names import BACKWARD, CALL, FORWARD, UPDATE, TracedName, ran_as
 
 TRACED_STEPS = 5
@@ -81,7 +80,7 @@ class PlanCheck:
         memory_bytes: the peak memory of each rank; none where TensorFlow reports no allocations.
         collectives: one entry for each kind, device partition and size.
         operators, edges: one entry for each name; an edge has the name of the operator that it leads to.
-        timeline: the traced step, as :mod:`.measured_timeline` writes it.
+        timeline: the traced step, as :func:`.timeline.measured_view` writes it.
     """
 
     step: Compared

@@ -14,7 +14,7 @@ from ..program.simulator.network import COMPUTE, LINK
 from ..program.simulator.step_graph import BACKWARD, HALVES, RESHARD_BACK, SHARE_BACK, UPDATE
 from ..program.simulator.timeline import StepTimeline
 from ..reschedule.layout import axes_text
-from .trace_rows import COLLECTIVES_ROW, FIRST_THREAD, STEPS_ROW, TraceRows
+from .timeline import COLLECTIVES_ROW, FIRST_THREAD, STEPS_ROW, TraceRows
 
 
 def simulated_trace_json(simulation: Simulation) -> dict[str, Any]:

@@ -21,13 +21,17 @@ from ..plan.plan import Plan
 from ..profiling.trace import MemoryEvent, OperatorEvent, allocated, traced_step
 from ..runtime.collectives.timed import TimedCall
 from ..runtime.ranks import Processes
+from ..search.frontiers.step_views import COMPUTE_LANE, NETWORK_LANE, TaskRows
 from ..sharding.model import Model
 from .instrumented_run import PlanTrial
 from .trace_names import BACKWARD, CALL, FORWARD, TracedName, ran_as
-from .trace_rows import COLLECTIVES_ROW, FIRST_THREAD, OVERLAPPABLE_ROW, STEPS_ROW, TraceRows
 
 Intervals = npt.NDArray[np.int64]
 """The begin and end of n intervals, int64[n, 2], in nanoseconds."""
+STEPS_ROW, COLLECTIVES_ROW, OVERLAPPABLE_ROW, FIRST_THREAD = 1, 2, 3, 4
+"""The rows of a rank: its steps, its collectives, those that only updates wait for, and the first of its threads."""
+MOST_RANKS = 8
+"""How many ranks a report shows: of a large mesh those with the lowest numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,25 +61,6 @@ class RankTimeline:
     collectives: tuple[CollectiveEvent, ...]
     memory: tuple[MemoryEvent, ...]
     has_two_chains: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StepShares:
-    """The average time of a rank's step and its parts, in microseconds.
-
-    Attributes:
-        step: the whole step.
-        operators: while at least one operator computes.
-        collectives: while the rank is in a collective.
-        overlap: the part of ``collectives`` during which an operator computes as well.
-        neither: the rest of the step.
-    """
-
-    step: float
-    operators: float
-    collectives: float
-    overlap: float
-    neither: float
 
 
 def trace_steps(
@@ -122,8 +107,10 @@ def collective_events(log: Sequence[Collective], calls: Sequence[TimedCall]) -> 
     )
 
 
-def shares(rank: RankTimeline, operators: Iterable[str]) -> StepShares:
-    """Return the average parts of a rank's steps.
+def shares(rank: RankTimeline, operators: Iterable[str]) -> tuple[float, ...]:
+    """Return the average microseconds of a rank's step, and of these parts of it.
+
+    They are: an operator computes; the rank is in a collective; both at once; neither.
 
     Args:
         operators: the names of the model's operators, by which operators are told from calls of collectives.
@@ -140,7 +127,7 @@ def shares(rank: RankTimeline, operators: Iterable[str]) -> StepShares:
     )
     overlap_ns = operators_ns + collectives_ns - any_ns
     totals = (step, operators_ns, collectives_ns, overlap_ns, max(0, step - any_ns))
-    return StepShares(*(total / len(rank.steps) / 1e3 for total in totals))
+    return tuple(total / len(rank.steps) / 1e3 for total in totals)
 
 
 def _intervals(events: Iterable[tuple[int, int]]) -> Intervals:
@@ -157,6 +144,30 @@ def covered(intervals: Intervals) -> int:
     # Count the part of each interval that lies beyond the end of all that began before it.
     before = np.concatenate([[start[0]], reached[:-1]])
     return int(np.maximum(0, end - np.maximum(start, before)).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRows:
+    """The events of one rank, which are added to a list."""
+
+    rank: int
+    start_ns: int
+    events: list[dict[str, Any]]
+
+    def named(self, subject: str, name: str, row: int) -> None:
+        for kind, value in (("name", {"name": name}), ("sort_index", {"sort_index": row or self.rank})):
+            self.events.append({"ph": "M", "pid": self.rank, "tid": row, "name": f"{subject}_{kind}", "args": value})
+
+    def add(
+        self, row: int, name: str, category: str, start_ns: float, duration_ns: float, details: dict[str, Any] | None = None
+    ) -> None:
+        event = {"ph": "X", "pid": self.rank, "tid": row, "name": name, "cat": category}
+        times = {"ts": (start_ns - self.start_ns) / 1e3, "dur": duration_ns / 1e3}
+        self.events.append({**event, **times, "args": details or {}})
+
+    def count(self, name: str, time_ns: float, n_bytes: int) -> None:
+        event = {"ph": "C", "pid": self.rank, "name": name, "ts": (time_ns - self.start_ns) / 1e3}
+        self.events.append({**event, "args": {"bytes": n_bytes}})
 
 
 def trace_json(ranks: Sequence[RankTimeline], plan: Plan, model: Model) -> dict[str, Any]:
@@ -204,3 +215,26 @@ def trace_json(ranks: Sequence[RankTimeline], plan: Plan, model: Model) -> dict[
         for time_ps, n_bytes in allocated(rank.memory):
             row.count("allocated in the steps", time_ps / 1e3, n_bytes)
     return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def measured_view(ranks: Sequence[RankTimeline], operators: Iterable[str]) -> dict[str, Any]:
+    """Return the first traced step of each rank, to show beside the predicted one; see :meth:`.TaskRows.to_json`.
+
+    Times are nanoseconds since the rank's own step began: ranks begin together, and clocks of several machines differ.
+
+    Args:
+        operators: the names of the model's operators.
+    """
+    operator_names = frozenset(operators)
+    rows, first_ranks = TaskRows(), ranks[:MOST_RANKS]
+    for number, rank in enumerate(first_ranks):
+        begin_ns = int(rank.steps[0, 0])
+        for event in rank.operators:
+            name, way = TracedName.of(event.name, operator_names)
+            if way != CALL:
+                rows.add(number, COMPUTE_LANE, event.start_ps // 1000 - begin_ns, event.duration_ps // 1000, name, way)
+        for call in rank.collectives:
+            leads_to = "" if call.collective is None else call.collective.operator
+            rows.add(number, NETWORK_LANE, call.start_ns - begin_ns, call.duration_ns, leads_to, call.kind)
+    makespan_ns = max(int(rank.steps[0, 1] - rank.steps[0, 0]) for rank in first_ranks)
+    return rows.to_json(makespan_ns, [[rank.rank] for rank in first_ranks])

@@ -8,7 +8,7 @@ from pathlib import Path
 from session.models import begin, network
 
 import tensoropt
-from tensoropt.report.checksum import signed
+from tensoropt.common.files import signed
 
 
 def two_layers():

@@ -16,7 +16,7 @@ from tensoropt.common.errors import InputError
 from tensoropt.lowering.gradient_analysis import analyse
 from tensoropt.plan.scaling_curve import configurations
 from tensoropt.profiling.hardware import named, resolve
-from tensoropt.report.curve_frontier import unbeaten
+from tensoropt.report.curve_files import unbeaten
 from tensoropt.search.options import profiling
 from tensoropt.search.request import Request
 from tensoropt.sharding.micro_batches import with_batch

@@ -95,7 +95,7 @@ def test_a_plan_a_file_and_the_explanation_have_the_same_numbers(found, plan_fil
     ],
 )
 def test_a_config_in_words(kind, config, results, words):
-    assert config_words(kind, config, results) == words
+    assert config_words(kind, config, tuple(results)) == words
 
 
 @pytest.mark.parametrize(

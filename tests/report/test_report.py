@@ -12,14 +12,14 @@ import pytest
 from helpers.timelines import tasks_of
 
 import tensoropt
-from tensoropt.common.formats import FRONTIER
+from tensoropt.common.files import FRONTIER
 from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.plan.points import thinned
 from tensoropt.report.explanation import layer_costs, memory_parts, time_parts
 from tensoropt.report.frontier_rows import FrontierRows
-from tensoropt.report.measured import COMPARED
 from tensoropt.report.page import DATA_ID, page
 from tensoropt.report.page_data import frontier_of_stage, report_data
+from tensoropt.report.plan_page import COMPARED
 from tensoropt.report.plan_rows import SOURCES
 from tensoropt.report.reading import read_frontier, read_points
 from tensoropt.report.sentences import MOST_DIFFERENCES, time_text

@@ -96,7 +96,7 @@ def user_source(op: Operator) -> str:
 def _words(op: Operator, states: States, state: int, config: str) -> str:
     """Return the config of a node's first operator in words."""
     interface = states.interfaces[0][int(states.index[0][state])]
-    return config_words(op.type, config, [str(layout) for layout in interface.results])
+    return config_words(op.type, config, tuple(map(str, interface.results)))
 
 
 class _PointChanges:

@@ -88,10 +88,7 @@ def find_frontier(
     hardware, without, objectives, progress = request.hardware, request.without, request.objectives, request.progress
     phases = _Phases()
     with phases.taking("costs"):
-        try:
-            mesh = hardware.mesh(parallelism)
-        except ValueError as error:
-            raise InputError(str(error)) from error
+        mesh = hardware.mesh(parallelism)
         model = request.model.in_micro_batches(request.micro_batches or 1, mesh.n_devices)
         costing = costing_of(model, hardware, mesh, request.known)
         space = request.space or space_for(model.graph, mesh)

@@ -18,11 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...common.errors import InputError
+from ...common.errors import InputError, short
 from ...common.files import check_writable, write_json
 from ...common.tensorflow_import import import_tensorflow
 from ...runtime.ranks import display_here
-from .search import parse_seconds
+from .search import amount_of
 
 if TYPE_CHECKING:
     from ...profiling.hardware import Hardware
@@ -56,7 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt calibrate`` and return the exit code; every rank runs it."""
     seconds = QUICK_SECONDS if arguments.quick else SECONDS
     if arguments.seconds is not None:
-        seconds = parse_seconds(arguments.seconds)
+        seconds = amount_of(arguments.seconds, "--seconds", "number of seconds")
+        if not seconds:
+            raise InputError(f"--seconds takes a number of seconds above 0, got {short(arguments.seconds)}")
     import_tensorflow()
     from ...runtime.execute import EMULATED, checked_collectives
     from ...runtime.measuring.disturbance import measured_with_disturbance

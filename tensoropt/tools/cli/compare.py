@@ -10,10 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...common.errors import InputError
 from ...common.memory_units import parse_memory
 from ...common.tensorflow_import import import_tensorflow
-from ...profiling.hardware import Hardware, HardwareError
 from ...runtime.ranks import display_here
 from .answers import PRINTED, add_json_argument, answer, files_read
 from .frontier_outputs import add_report_argument, check_outputs, write_frontier
@@ -41,14 +39,15 @@ def run(arguments: argparse.Namespace) -> int:
         _compare(arguments)
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt("comparison interrupted") from error
-    except HardwareError as error:
-        raise InputError(str(error)) from error
     return 0
 
 
 def _compare(arguments: argparse.Namespace) -> None:
     """Compare; everything that can be refused is refused before the search, which may be long."""
-    hardware, count = _hardware_and_count(arguments)
+    hardware = hardware_of(arguments)
+    possible = max(hardware.parallelisms())
+    count = possible if arguments.parallelism is None else positive_number(arguments.parallelism, "--parallelism")
+    hardware.mesh(count)  # refuses a number that isn't possible
     limit = None if arguments.memory is None else parse_memory(arguments.memory)
     budget = budget_of(arguments)
     is_printed = arguments.json == PRINTED
@@ -107,12 +106,3 @@ def _that_pays(request: Request, count: int, frontier: ModelFrontier) -> Plan | 
     search.search_unasked()
     staged_frontier = search.frontier()
     return staged_frontier.at(request.limit_bytes) if staged_frontier is not None and staged_frontier.why_stages else None
-
-
-def _hardware_and_count(arguments: argparse.Namespace) -> tuple[Hardware, int]:
-    hardware = hardware_of(arguments)
-    if arguments.parallelism is None:
-        return hardware, max(hardware.parallelisms())
-    count = positive_number(arguments.parallelism, "--parallelism")
-    hardware.mesh(count)
-    return hardware, count

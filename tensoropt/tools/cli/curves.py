@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from ...common.errors import InputError, short
 from ...common.workers import n_workers, started_early
 from ...profiling.available_memory import available_memory_bytes
-from ...profiling.hardware import Hardware, HardwareError, resolve
+from ...profiling.hardware import Hardware, resolve
 
 
 def add_curve_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,10 +34,7 @@ def configured_of(arguments: argparse.Namespace, clusters: list[Hardware] | None
     """
     from ...plan.scaling_curve import configurations
 
-    try:
-        clusters = clusters or [resolve(name.strip()) for name in arguments.cluster.split(",")]
-    except HardwareError as error:
-        raise InputError(str(error)) from error
+    clusters = clusters or [resolve(name.strip()) for name in arguments.cluster.split(",")]
     counts = None if arguments.parallelism is None else [text.strip() for text in arguments.parallelism.split(",")]
     return configurations(clusters, counts and [int(text) if text.isdecimal() else text for text in counts])
 

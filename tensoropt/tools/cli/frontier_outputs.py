@@ -74,13 +74,6 @@ def with_baselines(
         return beside_baselines(plan, names, limit_bytes, display.update)
 
 
-def check_report() -> None:
-    """Refuse, before long work, a report that couldn't be drawn after it; raise InputError if Plotly isn't installed."""
-    from ...report.page import library
-
-    library()
-
-
 def check_outputs(files: Mapping[str, Path | None], read: Sequence[str | Path]) -> None:
     """Check, before long work, that the result files can be written after it.
 
@@ -89,20 +82,23 @@ def check_outputs(files: Mapping[str, Path | None], read: Sequence[str | Path]) 
         read: the files that the command reads.
 
     Raises:
-        InputError: one can't be written, two are the same, one would replace a file that is read, or Matplotlib can't draw
-            the picture.
+        InputError: one can't be written, two are the same, one would replace a file that is read, Matplotlib can't draw
+            the picture, or Plotly isn't installed.
     """
     outputs = {argument: file for argument, file in files.items() if file is not None}
+    named: dict[Path, str] = {}
     for argument, file in outputs.items():
         check_writable(file, OUTPUTS[argument])
         check_apart(file, argument, *read)
-    if len({file.resolve() for file in outputs.values()}) < len(outputs):
-        *others, last = files
-        raise InputError(f"{', '.join(others)} and {last} name the same file; give each its own")
+        other = named.setdefault(file.resolve(), argument)
+        if other != argument:
+            raise InputError(f"{other} and {argument} name the same file; give each its own")
     if "--plot" in outputs:
         _check_picture(outputs["--plot"])
     if "--report" in outputs:
-        check_report()
+        from ...report.page import library
+
+        library()
 
 
 def _check_picture(file: Path) -> None:

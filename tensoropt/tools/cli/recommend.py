@@ -53,12 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt recommend`` and return the exit code: 0 if some devices do, else 1."""
     from ...report.frontier_rows import FrontierRows
-    from ...report.reading import is_of_these, read_as
+    from ...report.reading import read_as
     from ...report.recommendation import of_curve, of_frontier, recommendation_text
 
     conditions = _conditions(arguments)
     check_json_path(arguments, arguments.subject)
-    if is_of_these(arguments.subject):
+    if arguments.subject.endswith(".json"):
         for name in ("optimizer", "batch", "parallelism", "batch_per_device", "largest"):
             if getattr(arguments, name) is not None:
                 option = name.replace("_", "-")

@@ -6,11 +6,10 @@ import argparse
 from pathlib import Path
 
 from ...common.errors import InputError
-from ...common.files import check_writable, read_json, reading_value
-from ...common.formats import CHECK
+from ...common.files import CHECK, check_writable, read_json, reading_value
 from ...common.garbage import nothing_collected
 from ...common.words import counted
-from .answers import PRINTED, add_json_argument, answer, check_apart, check_json_path
+from .answers import add_json_argument, answer, check_apart, check_json_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,9 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @nothing_collected()
 def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt report`` and return the exit code."""
-    from ...report.measured import measured_at
     from ...report.page import write_report
-    from ...report.plan_page import report_of
+    from ...report.plan_page import measured_at, report_of
     from ...report.reading import read_curve, read_points
 
     file = Path(arguments.file)
@@ -48,6 +46,4 @@ def run(arguments: argparse.Namespace) -> int:
     write_report(data, output)
     size = output.stat().st_size / 1e6
     text = f"wrote {output}: {counted(len(rows), 'point')}, {size:.1f} MB; open it in a browser"
-    if arguments.json == PRINTED:
-        return answer(arguments, data, "")
     return answer(arguments, data, text)

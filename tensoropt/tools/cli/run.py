@@ -24,7 +24,6 @@ from ...survive.interval import Interval
 from ...survive.supervisor import Supervisor, Survival, code_with_hosts
 from ...unchanged.copied_input import copied_input
 from ...unchanged.script import AS_WRITTEN, REFUSED_AT, TO_FILE, command
-from .ranks_by_default import ranks_by_default
 
 ALSO_UNCHANGED = {"auto", "Survive"}
 """The names of TensorOpt that a script may use and run unchanged all the same."""
@@ -52,6 +51,9 @@ OF_SURVIVING = {
     "json": ("OUT.json", "write the table of attempts"),
 }
 """The options of a run that survives: the word for a value, and what it does."""
+# Where batch systems say how many tasks a job has: Slurm, PBS, LSF, Grid Engine.
+_TASKS = ("SLURM_NTASKS", "PBS_NP", "LSB_DJOB_NUMPROC", "NSLOTS")
+_GPUS = Path("/proc/driver/nvidia/gpus")
 _NUMBERS = ("stages", "micro_batches")
 _LISTS = ("stages", "without")
 
@@ -163,6 +165,18 @@ def _hosts(arguments: argparse.Namespace) -> Callable[[], list[Host]]:
             f"-n {arguments.n_ranks} is more than the {n_slots} slots of the hosts; give them more, or leave -n out"
         )
     return lambda: named if file is None else hosts_in(file)
+
+
+def ranks_by_default(environ: Mapping[str, str] = os.environ, gpus: Path = _GPUS) -> int:
+    """Return the number of the batch system's tasks, else of this machine's GPUs that may be used, else 1."""
+    for name in _TASKS:
+        if environ.get(name, "").isdecimal():
+            return max(1, int(environ[name]))
+    n_gpus = len(list(gpus.iterdir())) if gpus.is_dir() else 0
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        n_gpus = min(n_gpus, len([device for device in visible.split(",") if device.strip() not in ("", "-1")]))
+    return max(1, n_gpus)
 
 
 def _program(arguments: argparse.Namespace) -> tuple[list[str], Path | None]:

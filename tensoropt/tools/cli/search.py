@@ -20,7 +20,7 @@ from ...common.memory_units import parse_memory
 from ...common.tensorflow_import import import_tensorflow
 from ...costs.objectives import MEMORY_TIME, PAIRS, TIME_COST, parse_objectives
 from ...ft import ALGORITHMS, BY_DEFAULT, Budget
-from ...profiling.hardware import Hardware, HardwareError, resolve
+from ...profiling.hardware import Hardware, resolve
 from ...runtime.ranks import display_here
 from ...search.algorithms import BY_SIMULATION, MONTE_CARLO_SECONDS, OTHERS
 from ...search.problem.choices import CHOICES, checked_choices
@@ -136,24 +136,13 @@ def budget_of(arguments: argparse.Namespace) -> Budget | None:
         return None
     seconds = BY_DEFAULT.seconds
     if arguments.seconds is not None:
-        seconds = _amount(arguments.seconds, "--seconds", "number of seconds")
-    gap = 0.0 if arguments.gap is None else _amount(arguments.gap, "--gap", "percentage") / 100
+        seconds = amount_of(arguments.seconds, "--seconds", "number of seconds")
+    gap = 0.0 if arguments.gap is None else amount_of(arguments.gap, "--gap", "percentage") / 100
     return Budget(seconds=seconds, gap=gap)
 
 
-def parse_seconds(text: str) -> float:
-    """Return the number of seconds that a text gives for ``--seconds``, above 0.
-
-    Raises:
-        InputError: the text is no such number.
-    """
-    seconds = _amount(text, "--seconds", "number of seconds")
-    if not seconds:
-        raise InputError(f"--seconds takes a number of seconds above 0, got {short(text)}")
-    return seconds
-
-
-def _amount(text: str, argument: str, noun: str) -> float:
+def amount_of(text: str, argument: str, noun: str) -> float:
+    """Return the number of at least 0 that a text gives; raise InputError, which names the argument, if it gives none."""
     try:
         amount = float(text.removesuffix("%"))
     except ValueError:
@@ -190,8 +179,6 @@ def run(arguments: argparse.Namespace) -> int:
             is_interrupted = _search(arguments, during)
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt("search interrupted") from error
-    except HardwareError as error:
-        raise InputError(str(error)) from error
     if is_interrupted:
         print("tensoropt: search interrupted; this is the best that it had found", file=sys.stderr, flush=True)
     return INTERRUPTED if is_interrupted else 0
@@ -220,8 +207,7 @@ def _search(arguments: argparse.Namespace, during: contextlib.ExitStack) -> bool
         from ...search.problem.splittable import check_usable
         from ...search.request import Request, assumptions, checked_micro_batches
         from ..offline import record_named
-        from .search_outputs import write_result
-        from .search_report import SearchSetup, introduction
+        from .search_report import SearchSetup, introduction, write_result
     clusters = list({hardware.name: hardware for hardware, _ in configured}.values())
     for hardware in clusters:
         checked_measurement(hardware, arguments.strict)
@@ -240,7 +226,6 @@ def _search(arguments: argparse.Namespace, during: contextlib.ExitStack) -> bool
             model=recorded.model,
             hardware=hardware,
             limit_bytes=limit,
-            force={},
             assumed=assumptions(hardware, recorded.model),
             algorithm=arguments.algorithm,
             progress=display.update,
@@ -345,14 +330,24 @@ def _configured(arguments: argparse.Namespace) -> list[tuple[Hardware, int]]:
 
 
 def hardware_of(arguments: argparse.Namespace) -> Hardware:
-    """Return the hardware that ``--cluster`` or ``--devices`` names.
+    """Return the hardware that ``--cluster`` names, or ``--devices``: a part of one machine, or full machines.
 
     Raises:
-        InputError, HardwareError: there is no such hardware.
+        InputError: there is no such hardware, or the devices don't fill machines.
     """
     if arguments.devices is None:
         return resolve(arguments.cluster)
-    return default_cluster(positive_number(arguments.devices, "--devices"))
+    n_devices = positive_number(arguments.devices, "--devices")
+    machines, rest = divmod(n_devices, PER_MACHINE)
+    if n_devices <= PER_MACHINE:
+        return resolve(f"{DEFAULT_DEVICE}-1x{n_devices}")
+    if rest:
+        lower = machines * PER_MACHINE
+        raise InputError(
+            f"--devices {n_devices} doesn't fill machines of {PER_MACHINE}; nearest are {lower} and {lower + PER_MACHINE}; "
+            f"--cluster names other machines, such as {DEFAULT_DEVICE}-1x{n_devices}"
+        )
+    return resolve(f"{DEFAULT_DEVICE}-{machines}x{PER_MACHINE}")
 
 
 def positive_number(text: str, argument: str, noun: str = "devices") -> int:
@@ -365,24 +360,6 @@ def positive_number(text: str, argument: str, noun: str = "devices") -> int:
     if number < 1:
         raise InputError(f"{argument} takes a positive number of {noun}, got {short(text)}")
     return number
-
-
-def default_cluster(n_devices: int) -> Hardware:
-    """Return a cluster of ``n_devices`` of DEFAULT_DEVICE: a part of one machine, or full machines.
-
-    Raises:
-        InputError: the devices don't fill machines.
-    """
-    machines, rest = divmod(n_devices, PER_MACHINE)
-    if n_devices <= PER_MACHINE:
-        return resolve(f"{DEFAULT_DEVICE}-1x{n_devices}")
-    if rest:
-        lower = machines * PER_MACHINE
-        raise InputError(
-            f"--devices {n_devices} doesn't fill machines of {PER_MACHINE}; nearest are {lower} and {lower + PER_MACHINE}; "
-            f"--cluster names other machines, such as {DEFAULT_DEVICE}-1x{n_devices}"
-        )
-    return resolve(f"{DEFAULT_DEVICE}-{machines}x{PER_MACHINE}")
 
 
 def _check_outputs(arguments: argparse.Namespace) -> None:

@@ -1,7 +1,8 @@
-"""Format what ``tensoropt search`` prints and writes: text, the search result and curve of FORMATS, and pictures."""
+"""Print and write what ``tensoropt search`` found: text, the search result and curve of FORMATS, and pictures."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...common.files import write_json
 from ...common.memory_units import memory_text
+from ...common.progress import Display
 from ...common.words import counted
 from ...plan.frontier import Frontier
 from ...plan.picture import new_axes, save_picture
@@ -18,8 +21,10 @@ from ...plan.scaling_curve import Curve
 from ...profiling.hardware import Hardware
 from ...rules.registry import rule_of
 from ...search.algorithms import SPACES as BASELINE_SPACES
+from ...search.compare import Comparison
 from ...search.frontiers.model_frontier import ModelFrontier
 from ...search.problem.config_space import described
+from .frontier_outputs import write_frontier
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,6 +63,31 @@ def introduction(setup: SearchSetup) -> str:
     ]
     lines += [f"note      {kind} runs whole on every device: {why}" for kind, why in replicated.items() if why]
     return "\n".join(lines)
+
+
+def write_result(
+    arguments: argparse.Namespace, setup: SearchSetup, result: Plan | Curve, compared: Comparison | None, display: Display
+) -> None:
+    """Print what was found, and write the files that are asked for.
+
+    Args:
+        compared: the plan's frontier beside what baselines found; None where none were asked.
+    """
+    print(result_text(setup, result))
+    for note in () if compared is None else compared.notes_below():
+        print(f"note      {note}")
+    if not isinstance(result, Curve):
+        if arguments.plan is not None:
+            result.save(arguments.plan)
+        baselines = None if compared is None else compared.baselines
+        write_frontier(arguments, _frontier_of(result), result.point, display, baselines)
+    if arguments.json is not None:
+        write_json(arguments.json, result_json(setup, result), "result")
+    if arguments.plot is not None:
+        plot(result, arguments.plot)
+    for output in (arguments.plan, arguments.frontier, arguments.json, arguments.plot, arguments.report):
+        if output is not None:
+            print(f"wrote {output}")
 
 
 def result_text(setup: SearchSetup, result: Plan | Curve) -> str:
@@ -158,9 +188,7 @@ def plot(result: Plan | Curve, file: Path) -> None:
     if isinstance(result, Curve):
         write_picture(result.plot, file)
         return
-    frontier, point = result.frontier, result.point
-    assert frontier is not None, "a plan that was just found has its frontier"
-    write_picture(lambda axes: frontier.plot(axes=axes, chosen=point), file)
+    write_picture(lambda axes: _frontier_of(result).plot(axes=axes, chosen=result.point), file)
 
 
 def write_picture(plot: Callable[[Axes], object], file: Path) -> None:

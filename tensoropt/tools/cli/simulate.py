@@ -65,13 +65,11 @@ def _hardware(name: str | None, assumed: Any) -> Hardware:
     Raises:
         InputError: there is no such hardware.
     """
+    if name is not None:
+        return resolve(name)
     try:
-        if name is not None:
-            return resolve(name)
         return resolve(assumed if isinstance(assumed, str) else "")
     except HardwareError as error:
-        if name is not None:
-            raise InputError(str(error)) from error
         raise InputError(
             f"the plan was found for the hardware {assumed!r}, which doesn't ship with TensorOpt; give its file, or another "
             "cluster, by --cluster"

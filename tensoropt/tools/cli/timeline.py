@@ -6,9 +6,8 @@ import argparse
 import json
 import tempfile
 from collections.abc import Sequence
-from dataclasses import astuple
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tabulate import tabulate
 
@@ -19,10 +18,8 @@ from ...runtime.ranks import display_here
 from .check import add_plan_arguments
 from .search import positive_number
 
-if TYPE_CHECKING:
-    from ..timeline import RankTimeline, StepShares
-
 STEPS, FOLDER, ALL = 3, Path("timeline"), "all.json"
+TITLES = ("rank", "step ms", "operators ms", "in collectives ms", "of that overlap ms", "neither ms")
 START_OF_TRACE = '{"traceEvents"'
 
 
@@ -54,19 +51,13 @@ def run(arguments: argparse.Namespace) -> int:
         recorded = record_named(arguments.model, arguments.optimizer, arguments.batch)
         ranks = trace_steps(plan, recorded.model, recorded.first_values(), processes, steps)
     if processes.rank == 0:
-        print(timeline_table(ranks, [shares(rank, recorded.model.graph.operators) for rank in ranks]), flush=True)
+        rows = [[rank.rank, *(us / 1e3 for us in shares(rank, recorded.model.graph.operators))] for rank in ranks]
+        print(tabulate(rows, TITLES, floatfmt=",.3f"), flush=True)
         for rank in ranks:
             write_trace(traces[rank.rank], trace_json([rank], plan, recorded.model))
         write_trace(arguments.output / ALL, trace_json(ranks, plan, recorded.model))
         print(f"wrote {arguments.output / ALL} and one for each rank; open them in ui.perfetto.dev or chrome://tracing")
     return 0
-
-
-def timeline_table(ranks: Sequence[RankTimeline], rank_shares: Sequence[StepShares]) -> str:
-    """Return a table of where each rank's step time goes."""
-    titles = ("rank", "step ms", "operators ms", "in collectives ms", "of that overlap ms", "neither ms")
-    rows = [[rank.rank, *(us / 1e3 for us in astuple(share))] for rank, share in zip(ranks, rank_shares, strict=True)]
-    return tabulate(rows, titles, floatfmt=",.3f")
 
 
 def _make(folder: Path, traces: Sequence[Path]) -> None:

@@ -139,7 +139,7 @@ def test_the_picture_has_all_algorithms_and_tells_points_that_are_far_away():
         ([f"{MODELS}:fails", "--devices", 4], "failed"),
         ([GOOD, "--devices", 4, "--plot", "/no/such/folder/picture.png"], "there is no folder '/no/such/folder'"),
         ([GOOD, "--devices", 4, "--plot", "picture.gen"], "has a suffix that Matplotlib doesn't know"),
-        ([GOOD, "--devices", 4, "--json", "x", "--plot", "x"], "--json, --plot and --report name the same file"),
+        ([GOOD, "--devices", 4, "--json", "x", "--plot", "x"], "--json and --plot name the same file"),
     ],
 )
 def test_bad_input_gets_one_sentence(capsys, arguments, told):

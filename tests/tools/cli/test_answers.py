@@ -12,9 +12,9 @@ from helpers.commands import refused
 from plan.frontiers import frontier_of, two_layers
 
 import tensoropt
+from tensoropt.common.files import signed
 from tensoropt.common.tensorflow_import import import_tensorflow
 from tensoropt.plan.scaling_curve import Curve, CurvePoint
-from tensoropt.report.checksum import signed
 from tensoropt.tools.cli.main import main
 
 LEFT_OUT = ("tensorflow", "keras", "numba", "networkx", "scipy", "matplotlib")

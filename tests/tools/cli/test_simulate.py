@@ -13,7 +13,7 @@ from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 from tensoropt.search.flexflow import monte_carlo
 from tensoropt.tools.cli.main import main
-from tensoropt.tools.trace_rows import COLLECTIVES_ROW, FIRST_THREAD, STEPS_ROW
+from tensoropt.tools.timeline import COLLECTIVES_ROW, FIRST_THREAD, STEPS_ROW
 
 GOOD = f"{Path(__file__).with_name('models.py')}:good"
 
