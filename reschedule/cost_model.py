@@ -19,11 +19,9 @@ class StepCosts(Protocol):
 
         ``n_bytes`` is the result of :meth:`Step.n_bytes`: the bytes of the rank with the largest shard.
         """
-        ...
 
     def __hash__(self) -> int:
         """Return a hash that is equal for equal costs: caches of times go by it."""
-        ...
 
 
 @runtime_checkable
@@ -34,4 +32,3 @@ class ManyStepCosts(StepCosts, Protocol):
         self, kinds: Sequence[str], mesh: Mesh, subsets: Sequence[tuple[int, ...]], n_bytes: np.ndarray
     ) -> np.ndarray:
         """Return ``time_ns`` of each kind, each set of axes and each number of bytes, int64[kinds, subsets, sizes]."""
-        ...

@@ -28,7 +28,6 @@ class ComputeCosts(Protocol):
     @property
     def needs_keys(self) -> bool:
         """Return whether times depend on a work's key, and not on its type and amounts alone."""
-        ...
 
     def time_ns(self, work: WorkItem) -> int: ...
 

@@ -90,15 +90,12 @@ class RunningOptimizer(Protocol):
     @property
     def iterations(self) -> int:
         """Return how many updates have been made."""
-        ...
 
     def state(self) -> tuple[StateEntry, ...]:
         """Return the optimizer's variables, in a fixed order."""
-        ...
 
     def reset(self) -> None:
         """Give the optimizer's variables their first values again, for the parameters as they are now."""
-        ...
 
     def finish(self) -> None:
         """Do what is done when training ends: nothing, but for optimizers of Keras."""
@@ -110,4 +107,3 @@ class RunningOptimizer(Protocol):
 
     def train(self, emission: Emission) -> PendingUpdate:
         """Return the update by the gradients, after emitting the sums over them that it needs."""
-        ...

@@ -42,28 +42,22 @@ class GraphCollectives(Protocol):
     @property
     def reduce_scatter(self) -> Callable[[Axes, tf.Tensor, Sequence[Sequence[int]], str], tf.Tensor] | None:
         """Return what gives each member its part of the sum, by the arguments of an all-to-all; None if there is nothing."""
-        ...
 
     @property
     def call(self) -> Callable[[Runner, Sequence[tf.Tensor], Sequence[tf.DType]], Values] | None:
         """Return what emits a callback behind all collectives so far; None if these have no order."""
-        ...
 
     def running(self) -> AbstractContextManager[None]:
         """Return the context of a run of a function with collectives."""
-        ...
 
     def all_gather(self, axes: Axes, flat: tf.Tensor, counts: Sequence[int], name: str) -> tf.Tensor:
         """Return the members' tensors, concatenated; rank r of the mesh has ``counts[r]`` elements."""
-        ...
 
     def all_to_all(self, axes: Axes, flat: tf.Tensor, counts: Sequence[Sequence[int]], name: str) -> tf.Tensor:
         """Return what the members send to this rank, concatenated; rank r sends ``counts[r][i]`` elements to member i."""
-        ...
 
     def all_reduce(self, axes: Axes, value: tf.Tensor, op: str, name: str) -> tf.Tensor:
         """Return the members' tensors combined by "sum" or "max"."""
-        ...
 
 
 _SCOPE = "collectives/"

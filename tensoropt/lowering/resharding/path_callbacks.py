@@ -57,19 +57,15 @@ class PathEmitter(Protocol):
     @property
     def joins(self) -> bool:
         """Return whether several paths can share a collective."""
-        ...
 
     def call(self, run: Runner, operands: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]) -> Values:
         """Emit a callback behind all collectives so far; return what ``run`` makes of the operands."""
-        ...
 
     def emit(self, path: Path, values: Values, request: CollectiveRequest) -> Values:
         """Return the local values after a path with collectives."""
-        ...
 
     def emit_together(self, paths: Sequence[Path], values: Sequence[Values], request: CollectiveRequest) -> list[Values]:
         """Return, by path, the local values after paths that are one all-reduce each, over the same axes."""
-        ...
 
 
 class Runners(Protocol):
@@ -82,11 +78,9 @@ class Runners(Protocol):
             text: the path's collectives, for messages.
             reduction: "sum", or "max" for a path of one all-reduce that takes maxima.
         """
-        ...
 
     def together(self, paths: Sequence[Path], text: str) -> Runner:
         """Return such a function for paths of one all-reduce each, over the same axes: shards and results path by path."""
-        ...
 
 
 @dataclass

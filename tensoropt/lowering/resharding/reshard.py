@@ -65,15 +65,12 @@ class Backend(Protocol):
     @property
     def ranks(self) -> tuple[int, ...]:
         """Return the ranks that this process builds."""
-        ...
 
     def emitter(self) -> PathEmitter:
         """Return a new emitter for one graph."""
-        ...
 
     def watched(self, log: Sequence[Collective]) -> AbstractContextManager[None]:
         """Return a context to be entered while a function with these collectives runs."""
-        ...
 
 
 @dataclass

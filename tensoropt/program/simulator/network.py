@@ -92,7 +92,6 @@ class Network(Protocol):
 
     def works(self, action: Action) -> tuple[Work, ...]:
         """Return what an action is for each class of devices; every class is in one of them, or of its submeshes."""
-        ...
 
 
 class LevelNetwork:

@@ -44,7 +44,6 @@ class Transfers(Protocol):
 
     def send(self, message: Message, values: Values, resharder: Resharder) -> None:
         """Emit the sending of the local values of the source's ranks; ``resharder`` is that of their stage."""
-        ...
 
     def receive(self, message: Message, resharder: Resharder, after: Sequence[tf.Tensor] = ()) -> Values:
         """Emit the reception of a message; return the local values of the target's ranks.
@@ -52,7 +51,6 @@ class Transfers(Protocol):
         Args:
             after: local values that must have been computed before a rank waits for the message.
         """
-        ...
 
 
 @dataclass
