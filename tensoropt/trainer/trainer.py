@@ -29,7 +29,7 @@ from .capture.programs import EVALUATE, TRAIN, inner
 from .capture.signature import Signature, is_none
 from .data.batch_shares import Sharing
 from .data.fit_progress import FitProgress, Logs, PositionRecorder, as_python, check_labels, skip_steps
-from .data.handing_out import is_determined, is_pipeline
+from .data.handing_out import first_of, is_determined, is_pipeline
 from .data.keeping import taken_out
 from .deferred import Deferred
 from .live_model import LiveModel
@@ -354,6 +354,7 @@ class Trainer(Planned, LiveModel):
         shares.one_reads = not is_determined(iterator.data_adapter)
         shares.is_tuned = is_pipeline(iterator.data_adapter)
         shares.shows_size = not self.batch_size
+        shares.peek = first_of(iterator.data_adapter)
         shares.n_first = iterator.steps_per_epoch or shares.n_first
         opens, self._progress.opens = self._progress.opens, None
         if opens is not None:

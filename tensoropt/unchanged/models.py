@@ -151,7 +151,7 @@ def hand_over(options: Mapping[str, Any]) -> None:
             importlib.import_module(f"{package}.{module}").save_model = _save_model  # type: ignore[attr-defined]
     keras.Model.summary = _counting(keras.Model.summary)
     hand_over_steps(options_now, lambda: everyone().leads)
-    tf.train.Checkpoint.write = tf.train.Checkpoint.save = _refused_checkpoint
+    tf.train.Checkpoint.write = tf.train.Checkpoint.save = tf.train.CheckpointManager.save = _refused_checkpoint
 
 
 def _handing(original: Callable[..., Any], options: Callable[[], TrainingOptions]) -> Callable[..., Any]:

@@ -52,7 +52,8 @@ class Counts(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         with open("epochs.txt", "a") as file:
             file.write(f"{epoch}\\n")
-for refused in (tf.distribute.TPUStrategy, tf.train.Checkpoint(model=model).save):
+checkpoint = tf.train.Checkpoint(model=model)
+for refused in (tf.distribute.TPUStrategy, checkpoint.save, tf.train.CheckpointManager(checkpoint, "ckpt", 1).save):
     try:
         refused("here")
     except Exception as error:
@@ -92,14 +93,14 @@ def test_what_a_script_prints_writes_and_leaves_with_is_once(tmp_path: Path, mon
     printed = done.stdout.splitlines()
     assert printed[0] == "arguments ['--n', '2'] __main__ None"
     said = [line.removeprefix("refused ") for line in printed if line.startswith("refused")]
-    assert said[0].startswith("tf.distribute.TPUStrategy (train.py:16) has devices or servers of its own")
-    assert said[1].startswith("tf.train.Checkpoint (train.py:16) would write a file on each rank")
+    assert said[0].startswith("tf.distribute.TPUStrategy (train.py:17) has devices or servers of its own")
+    assert said[1] == said[2] and said[1].startswith("tf.train.Checkpoint (train.py:17) would write a file on each rank")
     assert [line.split()[0] for line in printed if "drawn" in line or "loaded" in line] == ["drawn", "loaded"]
     first = [float(line.split()[1]) for line in printed if line.startswith("first")]
     assert len(first) == 10 and len(set(first[:8])) == 8 and first[8] == first[9]  # by a seed, one order for all epochs
     assert sum(line.startswith("Epoch") for line in printed) == 2
     assert (tmp_path / "epochs.txt").read_text() == "0\n1\n"
-    for once in ("logged", "a bar", "has one replica", "TF_CONFIG is left", "train_on_batch (train.py:35) isn't saved"):
+    for once in ("logged", "a bar", "has one replica", "TF_CONFIG is left", "train_on_batch (train.py:36) isn't saved"):
         assert done.stderr.count(once) == 1
 
 

@@ -106,6 +106,7 @@ class BatchShares:
         opened: how often the dataset was opened; the order of a dataset that is shuffled at each opening depends on it.
         taken: the number of batches taken since the last opening.
         before_opening: acts before this rank opens the dataset, given how often it is then opened.
+        peek: returns the first batch, of data that Keras may shuffle ahead of its first epoch; else the first pass shows it.
     """
 
     def __init__(self, data: tf.data.Dataset, ranks: TrainerRanks, expected: Expected) -> None:
@@ -115,6 +116,7 @@ class BatchShares:
         self.one_reads, self.shows_size, self.is_tuned, self.n_first = False, False, True, sys.maxsize
         self.opened = self.taken = self._n_compared = 0
         self.before_opening: Callable[[int], None] = lambda number: None
+        self.peek: Callable[[], Structure] | None = None
 
     def go_on(self, n_opened: int, n_taken: int) -> None:
         """Continue where a run stopped: repeat ``n_opened`` openings, and let the next one start at batch ``n_taken``."""
@@ -141,17 +143,24 @@ class BatchShares:
         leaves = [leaf for leaf in tf.nest.flatten(spec) if isinstance(leaf, tf.TensorSpec)]
         if any(leaf.shape.rank is None or None in leaf.shape[not self.shows_size :] for leaf in leaves):
             spec = None
-            self.before_opening(self.opened + 1)
             if not self.one_reads or self._ranks.rank == 0:
-                elements = iter(self._in_order(self.data.skip(self._begin)))
-                first = next(elements, None)
+                first = self._first() if self.peek is None else self.peek()
                 if first is not None:
-                    spec = _each(tf.TensorSpec.from_tensor, first if isinstance(first, tuple) else (first,))
-                    self._begun = itertools.chain([first], elements)
+                    parts = first if isinstance(first, tuple) else (first,)
+                    spec = _each(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), parts)
         spec = self._ranks.processes.broadcast(spec, "the shapes of rank 0's first batch")
         if spec is None:
             raise InputError(f"the data ({running_line()}) is empty, and the model is captured for a first batch; give one")
         return spec if isinstance(spec, tuple) else (spec,)
+
+    def _first(self) -> Structure | None:
+        """Return the first batch of a pass through the data, which the next one begins with; None if there is none."""
+        self.before_opening(self.opened + 1)
+        elements = iter(self._in_order(self.data.skip(self._begin)))
+        first = next(elements, None)
+        if first is not None:
+            self._begun = itertools.chain([first], elements)
+        return first
 
     def __iter__(self) -> Iterator[Batch]:
         self.check()  # before the dataset is opened, which may begin with the batch that was seen

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src.trainers.data_adapters import array_data_adapter, tf_dataset_adapter
+from keras.src.trainers.data_adapters import array_data_adapter, py_dataset_adapter, tf_dataset_adapter
 
 from ...reschedule.layout import block_bounds
 from ...runtime.objects_between_ranks import is_finalized, receive_object, wait_for_all
@@ -118,3 +118,10 @@ def is_determined(source: Any) -> bool:
 def is_pipeline(source: Any) -> bool:
     """Return whether a Keras data adapter's data is a ``tf.data`` pipeline of the user's."""
     return isinstance(source, tf_dataset_adapter.TFDatasetAdapter)
+
+
+def first_of(source: Any) -> Callable[[], Any] | None:
+    """Return a function that returns the first batch of Keras's adapter of a ``PyDataset``; None for other data."""
+    if not isinstance(source, py_dataset_adapter.PyDatasetAdapter):
+        return None
+    return lambda: source._standardize_batch(source.py_dataset[0])
