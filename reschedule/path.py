@@ -1,8 +1,8 @@
 """Find the cheapest paths through the graph of layouts.
 
 TensorOpt, section 4.2: nodes are layouts, edges are steps, weights are times, and the best way to reschedule a tensor is
-the shortest path. :func:`cheapest_path` finds one, by :mod:`.dijkstra` or, once compiled code is loaded, by :mod:`.quick`.
-:func:`all_pairs` makes a table of the times between many layouts, by :mod:`.bulk`.
+the shortest path. :func:`cheapest_path` finds one, by :mod:`.cheapest.dijkstra` or, once compiled code is loaded, by
+:mod:`.cheapest.quick`. :func:`all_pairs` makes a table of the times between many layouts, by :mod:`.cheapest.bulk`.
 
 A path takes the least time, then the fewest collectives, then the fewest steps, then the smallest predecessor in a fixed
 order, so all ranks find the same path. A tensor that is partial at neither end is not made partial on the way: integers
@@ -20,15 +20,15 @@ from functools import lru_cache
 
 import numpy as np
 
-from .bounded_cache import BoundedCache
-from .bulk import times_between
+from .cheapest.bounded_cache import BoundedCache
+from .cheapest.bulk import times_between
+from .cheapest.dijkstra import StepTimes, cheapest_moves, dijkstra_moves
+from .cheapest.quick import is_quick, quick_moves
 from .cost_model import ManyStepCosts, StepCosts
-from .dijkstra import StepTimes, cheapest_moves, dijkstra_moves
 from .halo import HaloStep
 from .layout import Axes, Layout, Shape
 from .mesh import Mesh
 from .orders import Ints, runs_on_paths
-from .quick import is_quick, quick_moves
 from .steps import Move, State, Step, make_step
 from .units import UnitMesh, units
 

@@ -67,7 +67,7 @@ def init(hardware: Hardware | str | None = None, seed: int | None = None, *, bat
     Raises:
         InputError: the ranks are neither p devices of one machine nor M machines times D, or there is no such hardware.
     """
-    from .common.tensorflow_import import import_tensorflow
+    from .common.process.tensorflow_import import import_tensorflow
 
     import_tensorflow()
     from .session.session import start
@@ -92,7 +92,7 @@ def capture(function: Callable[..., Any], input_signature: Sequence[Any]) -> Cap
     Raises:
         InputError: ``function`` isn't a function, or the signature leaves an extent open.
     """
-    from .common.tensorflow_import import import_tensorflow
+    from .common.process.tensorflow_import import import_tensorflow
 
     import_tensorflow()
     from .trainer.functions.function import CapturedFunction
@@ -152,7 +152,7 @@ def training_step(
         InputError: something can't be captured, nothing fits, or an argument is of another kind.
     """
     given = dict(locals())
-    from .common.tensorflow_import import import_tensorflow
+    from .common.process.tensorflow_import import import_tensorflow
 
     import_tensorflow()
     from .trainer.parallelize import TrainingOptions, step_function
@@ -226,7 +226,7 @@ def parallelize(
         InputError: something can't be captured, nothing fits, or an argument names something that doesn't exist.
     """
     given = dict(locals())
-    from .common.tensorflow_import import import_tensorflow
+    from .common.process.tensorflow_import import import_tensorflow
 
     import_tensorflow()
     from .trainer.parallelize import Training, TrainingOptions, parallelized, refuse_others
@@ -311,7 +311,7 @@ def load_frontier(file: str | os.PathLike[str]) -> Frontier[SavedPoint]:
 
 def __getattr__(name: str) -> Any:
     """Return a name of TensorFlow's, or one of this package's own names that are loaded when first used."""
-    from .common.tensorflow_import import import_tensorflow
+    from .common.process.tensorflow_import import import_tensorflow
 
     if name.startswith("_"):
         raise AttributeError(f"module 'tensoropt' has no attribute {name!r}")

@@ -19,9 +19,9 @@ import numpy as np
 from ..common.pickling import ByArguments
 from ..ft.problem import INFEASIBLE
 from ..ir.graph import Tensor
+from ..reschedule.cheapest.layout_numbers import LayoutNumbers
 from ..reschedule.cost_model import StepCosts
 from ..reschedule.layout import Layout, Shape
-from ..reschedule.layout_numbers import LayoutNumbers
 from ..reschedule.mesh import Mesh
 from ..reschedule.orders import Ints, Mask
 from ..reschedule.path import all_pairs, size_class

@@ -19,17 +19,17 @@ from tabulate import tabulate
 
 from ..common.errors import InputError
 from ..common.files import check_signed, read_json_of, reading_value, signed, write_atomically
-from ..common.garbage import older_objects_kept
 from ..common.memory_units import memory_text, parse_memory
-from ..common.progress import Progress
+from ..common.process.garbage import older_objects_kept
+from ..common.process.progress import Progress
 from ..common.words import counted
 from ..costs.objectives import MEMORY_TIME, Objectives, StrategyCosts, parse_objectives
 from ..ft.frontier import Frontier as Found
 from ..ft.lower_bound import LowerBound
 from ..report.frontier_rows import FrontierRows
-from ..report.notebook import frontier_html
-from ..report.page import report_name, write_report
-from ..report.plan_page import points_report, report_of
+from ..report.pages.notebook import frontier_html
+from ..report.pages.page import report_name, write_report
+from ..report.pages.plan_page import points_report, report_of
 from ..report.plan_rows import PlanRows
 from ..reschedule.mesh import Mesh, mesh_of
 from .frontier_file import FORMAT, VERSION, SavedPoint, check_rows, ints, numbered, text_of

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..common.errors import InputError, cut
 from ..common.files import DAMAGE, FRONTIER
-from ..program.liveness import PEAK_KEYS
+from ..program.memory.liveness import PEAK_KEYS
 from ..report.frontier_rows import FrontierRows
 from .plan import Plan
 from .points import FrontierPoint, Passes, Point

@@ -14,15 +14,15 @@ from ..common.errors import InputError, cut
 from ..common.files import PLAN, read_json, reading_value, write_json
 from ..common.memory_units import default_limit, memory_text
 from ..common.words import counted
-from ..program.interleaved import INTERLEAVED, Interleaving, interleaving_of, most_in_flight
-from ..program.passes import Orders, merged
-from ..program.schedule import PLAIN, SCHEDULES, StepOrder
+from ..program.orders.interleaved import INTERLEAVED, Interleaving, interleaving_of, most_in_flight
+from ..program.orders.passes import Orders, merged
+from ..program.orders.schedule import PLAIN, SCHEDULES, StepOrder
 from ..report.explanation import explanation
 from ..report.explanation_text import explanation_text
 from ..report.frontier_rows import COSTS
-from ..report.notebook import plan_html
-from ..report.page import report_name, write_report
-from ..report.plan_page import plan_report
+from ..report.pages.notebook import plan_html
+from ..report.pages.page import report_name, write_report
+from ..report.pages.plan_page import plan_report
 from ..report.plan_rows import SOURCES, PlanRows, checked_timeline, device_bytes_of, passes_text
 from ..report.sentences import milliseconds
 from ..report.tables import by_stage, stages_table
@@ -46,7 +46,7 @@ class Plan:
         model_digest: the digest of the model that the plan is for.
         exact: whether the point is on the exact frontier.
         option: the option that chose the plan.
-        schedule: the name of the order of passes, see :mod:`..program.schedule`.
+        schedule: the name of the order of passes, see :mod:`..program.orders.schedule`.
         micro_batches: the number of micro-batches in which a training step processes its batch.
         interleaving: how stages share submeshes; None where each has one of its own.
         timeline: when each stage is predicted to do what (:mod:`..search.stages.timeline`); None of one stage.

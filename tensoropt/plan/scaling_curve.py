@@ -13,7 +13,7 @@ from ..common.files import CURVE
 from ..common.memory_units import memory_text
 from ..profiling.hardware import Hardware, HardwareError, part_of
 from ..report.curve_files import unbeaten
-from ..report.notebook import curve_html
+from ..report.pages.notebook import curve_html
 from .picture import new_axes
 
 if TYPE_CHECKING:

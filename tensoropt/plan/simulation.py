@@ -16,7 +16,7 @@ from ..ir.graph import PLACEHOLDER
 from ..profiling.hardware import Hardware
 from ..program.fetch import all_of, operators_of
 from ..program.gradient_flow import GradientFlow
-from ..program.passes import PARAMETERS, Orders
+from ..program.orders.passes import PARAMETERS, Orders
 from ..program.simulator import Network, StepActions, StepTimeline, network_of
 from ..program.simulator.network import DEVICE, LINK, NETWORK, Action, Resource
 from ..program.simulator.stages_network import StagesNetwork

@@ -39,14 +39,14 @@ class StagePlan:
         reshardings: every resharding whose paths aren't empty. Those inside an operator name the operator as tensor.
         sum_bytes: the memory per device of Equation (1), by the cost model.
         peak_bytes: the most memory that is alive at once on one of its devices, with what all micro-batches in flight or
-            deferred save and other stages on these devices hold; see :mod:`..program.peak`. None if it isn't known.
+            deferred save and other stages on these devices hold; see :mod:`..program.memory.peak`. None if it isn't known.
         time_us, compute_time_us: the time of all its passes in a training step, and the compute in it; the rest is network
             time that doesn't overlap with compute.
         model_digest: the digest of its part of the model.
         overlap_time_us: the overlap, in which network and compute run at the same time.
         last_operator: the operator that it ends with, in program order; empty for the last stage.
         in_flight: how many micro-batches have run their forward pass and not their backward pass at most.
-        deferred: how many have run that and not the pass of their parameters at most, see :mod:`..program.schedule`.
+        deferred: how many have run that and not the pass of their parameters at most, see :mod:`..program.orders.schedule`.
         idle_share: the share of the step in which its devices wait for others.
         peak: the instant of the peak as a file has it, see ``Peak.to_json``; None if it isn't known.
         frontier: the ``ModelFrontier`` that was searched for it, in the process that did so, else None; not part of a file.

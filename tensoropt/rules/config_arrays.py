@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..ir.graph import Operator, Tensor
-from ..reschedule.layout_numbers import IDLE, PARTIAL, LayoutNumbers
+from ..reschedule.cheapest.layout_numbers import IDLE, PARTIAL, LayoutNumbers
 from ..reschedule.orders import Ints, Mask
 from .rule import NONE, Config, Dims, Interface, Rule
 from .shardings import Shardings

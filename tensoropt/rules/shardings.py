@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..reschedule.layout_numbers import LayoutNumbers
+from ..reschedule.cheapest.layout_numbers import LayoutNumbers
 from ..reschedule.orders import Ints, axes_of_mask, mask_of_axes
 from .rule import OperandSharding
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from ..common.launched import launched_as
-from ..common.tensorflow_import import watch_import
+from ..common.process.launched import launched_as
+from ..common.process.tensorflow_import import watch_import
 
 
 def prepare_process() -> None:

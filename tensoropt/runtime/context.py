@@ -15,14 +15,14 @@ from typing import Any
 
 from ..common.dump import dump
 from ..common.errors import InputError, cut, short
-from ..common.launched import launched_as
-from ..common.progress import NOT_SHOWN, Display
+from ..common.process.launched import launched_as
+from ..common.process.progress import NOT_SHOWN, Display
 from ..ir.graph import Graph
 from ..ir.invariants import check_graph
 from ..lowering.gradient_analysis import analyse
 from ..plan.plan import Plan
 from ..profiling.hardware import Hardware, resolve
-from ..report.page import write_asked_report
+from ..report.pages.page import write_asked_report
 from ..rules.registry import rule_of
 from ..sharding.model import Model
 from .collectives.tensorflow_server import is_by_nccl, is_running

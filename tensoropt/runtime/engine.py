@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..common.progress import NOT_SHOWN, Display
+from ..common.process.progress import NOT_SHOWN, Display
 from ..lowering.operators import Values
 from ..lowering.resharding.reshard import Backend, Resharder
 from ..lowering.variables import StateEntry

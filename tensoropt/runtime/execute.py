@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..common.dump import dump
 from ..common.errors import InputError, short
-from ..common.watchdog import CHAINS, CRITICAL, OVERLAPPABLE
+from ..common.process.watchdog import CHAINS, CRITICAL, OVERLAPPABLE
 from ..common.words import counted
 from ..lowering.resharding.backends import CommunicatingBackend
 from ..lowering.resharding.reshard import Backend, Collective

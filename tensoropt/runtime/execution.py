@@ -15,9 +15,9 @@ import numpy as np
 
 from ..common.dump import dump
 from ..common.errors import InputError
-from ..common.progress import NOT_SHOWN, Display
+from ..common.process.progress import NOT_SHOWN, Display
+from ..common.process.watchdog import CRITICAL
 from ..common.settings import LAG
-from ..common.watchdog import CRITICAL
 from ..lowering.resharding.backends import CommunicatingBackend, EmulatedBackend
 from ..lowering.resharding.reshard import Backend
 from ..plan.build import check_reshardings

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..common.errors import InputError, describe
 from ..common.memory_units import memory_text
-from ..common.tensorflow_import import import_tensorflow
+from ..common.process.tensorflow_import import import_tensorflow
 from ..common.words import counted
 
 VISIBLE, ORDER, SHARE = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TENSOROPT_SHARE_GPUS"

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
 from types import ModuleType
 
+from ..common.process.watchdog import TIMEOUT
 from ..common.source_lines import code_location
-from ..common.watchdog import TIMEOUT
 
 THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
 JOB_VARIABLE = "PMIX_NAMESPACE"

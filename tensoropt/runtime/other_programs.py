@@ -17,9 +17,9 @@ from ..costs.model_costs import costing_of
 from ..ir.graph import PLACEHOLDER
 from ..plan.plan import Plan
 from ..profiling.hardware import Hardware
-from ..program.interleaved import Interleaving, interleaved_orders
-from ..program.passes import Orders
-from ..program.peak import peak_of
+from ..program.memory.peak import peak_of
+from ..program.orders.interleaved import Interleaving, interleaved_orders
+from ..program.orders.passes import Orders
 from ..sharding.model import Model
 from ..sharding.propagation import inherited
 from ..sharding.resharding import PlainCosts

@@ -17,10 +17,10 @@ from functools import cache
 from typing import Any, NamedTuple, TypeVar, cast
 
 from ..common.errors import InputError, TensorOptError, describe
-from ..common.launched import launched_as
-from ..common.progress import Display
+from ..common.process.launched import launched_as
+from ..common.process.progress import Display
+from ..common.process.watchdog import CHAINS, CRITICAL, DEFAULT_TIMEOUT_S, ChainState, timeout_s
 from ..common.source_lines import code_location
-from ..common.watchdog import CHAINS, CRITICAL, DEFAULT_TIMEOUT_S, ChainState, timeout_s
 from .failures.ending import Ending
 from .failures.error_handling import install_error_handling, install_lone_error_handling
 from .gpus import Gpu, are_shared, shares, take, visible_gpus

@@ -12,7 +12,7 @@ from collections.abc import Container, Sequence
 from dataclasses import replace
 from functools import cache
 
-from ..program.liveness import Buffer, Instruction, peak_of_program
+from ..program.memory.liveness import Buffer, Instruction, peak_of_program
 from .frontiers.model_frontier import ModelFrontier
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from tabulate import tabulate
 
 from ..common.memory_units import memory_text
-from ..common.progress import Progress, under
+from ..common.process.progress import Progress, under
 from ..ft import InfeasibleError
 from ..plan.plan import Plan
 from .algorithms import BASELINES

@@ -17,14 +17,14 @@ from functools import partial
 
 from ..common.errors import InputError
 from ..common.memory_units import memory_text
-from ..common.progress import Progress, under
+from ..common.process.progress import Progress, under
 from ..common.words import counted
 from ..costs.held_bytes import least_held_bytes
 from ..ft import ALGORITHMS
 from ..ir.graph import VARIABLE
 from ..plan.frontier import Frontier
 from ..profiling.hardware import Hardware
-from ..program.buffers import PARAMETERS, SLOTS
+from ..program.memory.buffers import PARAMETERS, SLOTS
 from .algorithms import OTHERS
 from .batch_size import batch_that_fits
 from .candidates.staged_frontier_points import PlanPoint

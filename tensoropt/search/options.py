@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ..common.dump import dump
 from ..common.errors import InputError
+from ..common.process.workers import Calls, can_be_sent, n_workers
 from ..common.words import counted
-from ..common.workers import Calls, can_be_sent, n_workers
 from ..costs.objectives import MEMORY_TIME
 from ..plan.frontier import Frontier
 from ..plan.plan import Plan
 from ..plan.scaling_curve import Curve, CurvePoint
 from ..profiling.available_memory import available_memory_bytes
-from ..program.schedule import PLAIN
+from ..program.orders.schedule import PLAIN
 from ..rules.registry import are_own, rule_of
 from .algorithms import OTHERS
 from .candidates.search_candidates import CandidateSearch, search_with_stages

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..common.errors import InputError, short
 from ..common.memory_units import default_limit, parse_memory
-from ..common.progress import Progress
+from ..common.process.progress import Progress
 from ..costs.objectives import MEMORY_TIME, Objectives
 from ..ft import Budget
 from ..profiling.hardware import Hardware

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from ..common.errors import InputError, short
-from ..common.progress import Display
+from ..common.process.progress import Display
 from ..common.source_lines import running_line
 from ..frontend.recording import checked_batch_size
 from ..frontend.tracing.capture import VariableNames

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ..common.progress import Display
+from ..common.process.progress import Display
 from ..plan.plan import Plan
 from ..profiling.hardware import Hardware
 from ..runtime.context import Context

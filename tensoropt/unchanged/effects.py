@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, TextIO
 
 from ..common.errors import InputError, short
-from ..common.progress import Display
+from ..common.process.progress import Display
 from ..common.source_lines import line_at, running_line
 from ..runtime.notes import SEED
 from ..runtime.ranks import Processes, current_processes

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from ..common.errors import InputError
-from ..common.garbage import nothing_collected
-from ..common.imports import around_import
+from ..common.process.garbage import nothing_collected
+from ..common.process.imports import around_import
 from ..runtime.ranks import Processes, current_processes, install_error_handling
 from .effects import say_once, share_seed, share_streams
 

@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..common.errors import InputError
-from ..common.tensorflow_import import import_tensorflow
+from ..common.process.tensorflow_import import import_tensorflow
 
 if TYPE_CHECKING:
     import tensorflow as tf

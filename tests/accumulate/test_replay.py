@@ -8,7 +8,7 @@ from helpers.strategies import Link
 
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.profiling.hardware import named
-from tensoropt.program import peak
+from tensoropt.program.memory import peak
 from tensoropt.sharding.resharding import PathFinder
 
 

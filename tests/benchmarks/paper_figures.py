@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from tabulate import tabulate
 from tqdm import tqdm
 
-from tensoropt.common.tensorflow_import import import_tensorflow
+from tensoropt.common.process.tensorflow_import import import_tensorflow
 
 import_tensorflow()
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))

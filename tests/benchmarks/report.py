@@ -16,8 +16,8 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 from tabulate import tabulate
 
-from tensoropt.report.page import write_report
-from tensoropt.report.page_data import report_data
+from tensoropt.report.pages.page import write_report
+from tensoropt.report.pages.page_data import report_data
 from tensoropt.report.reading import read_frontier
 
 CLICK = "at => { const t = performance.now(); select(at); document.body.offsetHeight; return performance.now() - t; }"

@@ -39,7 +39,7 @@ from versus_horovod import MODELS, plain_step
 
 from tensoropt import zoo
 from tensoropt.plan.plan import Plan
-from tensoropt.program.interleaved import INTERLEAVED
+from tensoropt.program.orders.interleaved import INTERLEAVED
 from tensoropt.runtime.context import Context
 from tensoropt.runtime.execute import MPI
 from tensoropt.runtime.execution import execute

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tensoropt.common.garbage import NEVER, older_objects_kept
+from tensoropt.common.process.garbage import NEVER, older_objects_kept
 
 
 class Ring:

@@ -10,7 +10,7 @@ import threading
 import pytest
 from numba.core import event
 
-from tensoropt.common.progress import NOT_SHOWN, Clock, Display
+from tensoropt.common.process.progress import NOT_SHOWN, Clock, Display
 from tensoropt.program.compiled import njit
 
 QUIET = "TENSOROPT_QUIET"

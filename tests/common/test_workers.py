@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from helpers.worker_functions import asleep, circumstances, ended, ended_once, squared
 
-from tensoropt.common import workers
 from tensoropt.common.errors import InputError
-from tensoropt.common.workers import Calls, can_be_sent, n_workers, started_early
+from tensoropt.common.process import workers
+from tensoropt.common.process.workers import Calls, can_be_sent, n_workers, started_early
 
 
 def results(function: Callable[..., Any], arguments: list[Any], n: int, report: Callable[..., None]) -> Iterator[Any]:

@@ -28,7 +28,7 @@ from tensoropt.profiling.work import Measured, WorkItem
 from tensoropt.report.differences import differences, differences_text
 from tensoropt.report.explanation import explanation
 from tensoropt.report.explanation_text import explanation_text
-from tensoropt.report.plan_page import report_of
+from tensoropt.report.pages.plan_page import report_of
 from tensoropt.report.reading import read_points
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.runtime.checkpoint import restore, save

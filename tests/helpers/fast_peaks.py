@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tensoropt.program.fast_peak import Columns, Peaks
-from tensoropt.program.pass_memory import PassMemory
+from tensoropt.program.memory.pass_memory import PassMemory
 from tensoropt.program.stage_ends import StageEnds
 from tensoropt.sharding.strategy import StrategyView
 

@@ -9,7 +9,7 @@ from typing import Any
 from tensoropt.costs.held_bytes import least_held_bytes, least_summed_bytes
 from tensoropt.plan.frontier import Frontier
 from tensoropt.profiling.hardware import Hardware
-from tensoropt.program.schedule import ONE_FORWARD_ONE_BACKWARD
+from tensoropt.program.orders.schedule import ONE_FORWARD_ONE_BACKWARD
 from tensoropt.search.candidates.by_bound import Fit, by_bound
 from tensoropt.search.candidates.candidate import Candidate, possible_micro_batches
 from tensoropt.search.candidates.search_candidates import CandidateSearch

@@ -20,7 +20,7 @@ from tensoropt.lowering.resharding.reshard import Backend, Collective
 from tensoropt.plan.build import cost_entries
 from tensoropt.plan.plan import Plan
 from tensoropt.program.fetch import Fetch
-from tensoropt.program.schedule import PLAIN, StepOrder
+from tensoropt.program.orders.schedule import PLAIN, StepOrder
 from tensoropt.reschedule.cost_model import StepCosts
 from tensoropt.reschedule.layout import Layout, Shape, axes_text
 from tensoropt.reschedule.mesh import Mesh

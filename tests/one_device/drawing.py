@@ -22,8 +22,8 @@ from tensoropt.common.errors import InputError
 from tensoropt.ft import Budget
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import Hardware, named
-from tensoropt.program.interleaved import INTERLEAVED
-from tensoropt.program.schedule import SCHEDULES, ZERO_BUBBLE
+from tensoropt.program.orders.interleaved import INTERLEAVED
+from tensoropt.program.orders.schedule import SCHEDULES, ZERO_BUBBLE
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, why_invalid
 from tensoropt.search.options import find_answer

@@ -6,9 +6,9 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from tensoropt.program.fast_makespan import PassTimes, Transfers, step_us
-from tensoropt.program.interleaved import INTERLEAVED, interleaved_orders, most_in_flight, tried_interleavings
-from tensoropt.program.schedule import SCHEDULES, ZERO_BUBBLE, StepOrder
+from tensoropt.program.orders.fast_makespan import PassTimes, Transfers, step_us
+from tensoropt.program.orders.interleaved import INTERLEAVED, interleaved_orders, most_in_flight, tried_interleavings
+from tensoropt.program.orders.schedule import SCHEDULES, ZERO_BUBBLE, StepOrder
 
 OF_OWN_SUBMESHES = tuple(each for each in SCHEDULES if each != INTERLEAVED)
 """The schedules in which each stage has devices of its own."""

@@ -11,9 +11,9 @@ import numpy as np
 from helpers.strategies import Link
 
 from tensoropt.costs.operator_costs import OperatorCosting
-from tensoropt.program.buffers import TaskBuffers
-from tensoropt.program.liveness import peak_of_program
-from tensoropt.program.passes import BACKWARD, FORWARD, PARAMETERS, Pass
+from tensoropt.program.memory.buffers import TaskBuffers
+from tensoropt.program.memory.liveness import peak_of_program
+from tensoropt.program.orders.passes import BACKWARD, FORWARD, PARAMETERS, Pass
 from tensoropt.program.stage_ends import StageEnds
 from tensoropt.program.step import step_program
 from tensoropt.sharding.resharding import PathFinder

@@ -15,8 +15,8 @@ import tensoropt
 from tensoropt.common.errors import InputError
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.plan.plan import Plan
-from tensoropt.program.interleaved import INTERLEAVED
-from tensoropt.program.schedule import StepOrder
+from tensoropt.program.orders.interleaved import INTERLEAVED
+from tensoropt.program.orders.schedule import StepOrder
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import why_invalid

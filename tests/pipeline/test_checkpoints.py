@@ -13,7 +13,7 @@ from pipeline.staged import random_engine
 from runtime.checkpoint.states import ALONE
 
 from tensoropt.lowering.resharding.backends import EmulatedBackend
-from tensoropt.program.interleaved import INTERLEAVED
+from tensoropt.program.orders.interleaved import INTERLEAVED
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.runtime.checkpoint import restore, save
 from tensoropt.runtime.engine import Engine

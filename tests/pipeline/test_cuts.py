@@ -12,8 +12,8 @@ from pipeline.staged import random_cuts
 
 from tensoropt.common.errors import InputError
 from tensoropt.profiling.hardware import Hardware, LinkLevel, Origin, named
-from tensoropt.program.fast_makespan import PassTimes, step_us
-from tensoropt.program.schedule import StepOrder
+from tensoropt.program.orders.fast_makespan import PassTimes, step_us
+from tensoropt.program.orders.schedule import StepOrder
 from tensoropt.search.frontiers.find_frontier import searched
 from tensoropt.search.frontiers.model_frontier import ModelFrontier
 from tensoropt.search.request import Request

@@ -22,10 +22,10 @@ from tensoropt.ft import Budget
 from tensoropt.plan.frontier import Frontier
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
-from tensoropt.program.interleaved import INTERLEAVED, interleaved_orders, most_in_flight, tried_interleavings
-from tensoropt.program.pass_memory import Messages, pass_memory, peak_together
-from tensoropt.program.passes import BACKWARD, FORWARD, Pass, merged
-from tensoropt.program.schedule import StepOrder, tried_orders
+from tensoropt.program.memory.pass_memory import Messages, pass_memory, peak_together
+from tensoropt.program.orders.interleaved import INTERLEAVED, interleaved_orders, most_in_flight, tried_interleavings
+from tensoropt.program.orders.passes import BACKWARD, FORWARD, Pass, merged
+from tensoropt.program.orders.schedule import StepOrder, tried_orders
 from tensoropt.runtime.execution import execute
 from tensoropt.runtime.other_programs import peak_beside
 from tensoropt.runtime.ranks import Processes

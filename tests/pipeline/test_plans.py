@@ -19,7 +19,7 @@ from tensoropt.ft import Budget
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 from tensoropt.report.explanation_text import explanation_text
-from tensoropt.report.page import DATA_ID
+from tensoropt.report.pages.page import DATA_ID
 from tensoropt.search.options import find_answer
 from tensoropt.search.request import Request, checked_stages
 from tensoropt.sharding.stages import Stages

@@ -13,9 +13,9 @@ from helpers.large import first
 from pipeline.orders import OF_OWN_SUBMESHES, interleaved, makespan, order_of, random_step_order
 
 from tensoropt.common.errors import InputError
-from tensoropt.program.pass_memory import Messages
-from tensoropt.program.passes import BACKWARD, FORWARD, PARAMETERS, Orders, Pass, merged, needs
-from tensoropt.program.schedule import least_in_flight, tried_deferred, tried_in_flight, tried_orders
+from tensoropt.program.memory.pass_memory import Messages
+from tensoropt.program.orders.passes import BACKWARD, FORWARD, PARAMETERS, Orders, Pass, merged, needs
+from tensoropt.program.orders.schedule import least_in_flight, tried_deferred, tried_in_flight, tried_orders
 
 
 def in_flight(order: tuple[Pass, ...]) -> int:

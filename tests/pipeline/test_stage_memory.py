@@ -18,9 +18,9 @@ from pipeline.staged import random_cuts, random_stage_view
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.profiling.hardware import named
 from tensoropt.program.fast_peak import Peaks
-from tensoropt.program.pass_memory import Messages, pass_memory, peak_together
-from tensoropt.program.passes import PARAMETERS
-from tensoropt.program.schedule import StepOrder
+from tensoropt.program.memory.pass_memory import Messages, pass_memory, peak_together
+from tensoropt.program.orders.passes import PARAMETERS
+from tensoropt.program.orders.schedule import StepOrder
 from tensoropt.search.stages.memory import ends_of
 from tensoropt.sharding.resharding import PathFinder
 

@@ -22,8 +22,8 @@ from tensoropt.plan.frontier import Frontier
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import Hardware, Origin, named
 from tensoropt.program.fast_peak import Peaks
-from tensoropt.program.pass_memory import peak_together
-from tensoropt.program.schedule import StepOrder
+from tensoropt.program.memory.pass_memory import peak_together
+from tensoropt.program.orders.schedule import StepOrder
 from tensoropt.report.differences import differences, differences_text
 from tensoropt.report.frontier_rows import FrontierRows
 from tensoropt.search.candidates.staged_frontier_points import why_too_large

@@ -13,7 +13,7 @@ from helpers import zoo
 from helpers.searches import find_with_stages
 from pipeline.staged import check_losses, layers
 
-from tensoropt.common.workers import Calls
+from tensoropt.common.process.workers import Calls
 from tensoropt.ft import Budget
 from tensoropt.profiling.hardware import Origin, named
 from tensoropt.search.candidates import by_bound

@@ -9,8 +9,8 @@ from tensoropt.costs.operator_costs import OperatorCosting
 from tensoropt.costs.resharding_costs import shard_bytes
 from tensoropt.ir.body import COMPOSITES, VALUE_SHAPED
 from tensoropt.ir.graph import CONSTANT, VARIABLE, Operator
-from tensoropt.program.buffers import TaskBuffers
-from tensoropt.program.instructions import views_operand
+from tensoropt.program.memory.buffers import TaskBuffers
+from tensoropt.program.memory.instructions import views_operand
 from tensoropt.program.step import StepProgram, step_program
 from tensoropt.program.tasks import BACKWARD, COMPUTE, FIRST, FORWARD, OPERAND, REMATERIALIZED, RESHARD, RESULT, Site, Value
 from tensoropt.sharding.consumers import Consumer

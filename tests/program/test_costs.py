@@ -17,7 +17,7 @@ from tensoropt.costs.model_costs import costing_of
 from tensoropt.costs.operator_costs import OperatorCosting
 from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.profiling.hardware import Hardware, named
-from tensoropt.program.buffers import TaskBuffers
+from tensoropt.program.memory.buffers import TaskBuffers
 from tensoropt.program.step import step_program
 from tensoropt.program.tasks import BACKWARD, COMPUTE, OPERAND, REMATERIALIZED, RESHARD, UPDATE
 from tensoropt.search.problem.builder import ProblemBuilder

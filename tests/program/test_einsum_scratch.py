@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tensoropt.profiling.trace import traced_step
-from tensoropt.program.einsum_scratch import einsum_scratch_bytes, equation_of_gradient
+from tensoropt.program.memory.einsum_scratch import einsum_scratch_bytes, equation_of_gradient
 
 SIZES = {"b": 4, "h": 4, "q": 64, "k": 128, "d": 96, "e": 64}
 SCORES, VALUES = "bqhd,bkhd->bhqk", "bhqk,bkhd->bqhd"

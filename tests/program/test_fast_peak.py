@@ -19,7 +19,7 @@ from helpers.strategies import random_router, random_strategy
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.profiling.hardware import named
 from tensoropt.program.fast_peak import Peaks, array_layout, peaks
-from tensoropt.program.peak import peak_of
+from tensoropt.program.memory.peak import peak_of
 
 BY_NCCL = replace(named("v100-2x3"), run_by="nccl")
 HARDWARE = (named("v100-1x4"), named("v100-2x2"), BY_NCCL)

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from tensoropt.costs.model_costs import costing_of
 from tensoropt.costs.resharding_costs import shard_bytes
 from tensoropt.profiling.hardware import named
-from tensoropt.program.instructions import Instructions
-from tensoropt.program.liveness import Buffer, Instruction, Peak, peak_of_program
-from tensoropt.program.peak import GRADIENTS, INPUTS, PARAMETERS, SLOTS, peak_of
+from tensoropt.program.memory.instructions import Instructions
+from tensoropt.program.memory.liveness import Buffer, Instruction, Peak, peak_of_program
+from tensoropt.program.memory.peak import GRADIENTS, INPUTS, PARAMETERS, SLOTS, peak_of
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import configs
 from tensoropt.sharding.resharding import PathFinder, PlainCosts

@@ -17,9 +17,9 @@ from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.plan.points import thinned
 from tensoropt.report.explanation import layer_costs, memory_parts, time_parts
 from tensoropt.report.frontier_rows import FrontierRows
-from tensoropt.report.page import DATA_ID, page
-from tensoropt.report.page_data import frontier_of_stage, report_data
-from tensoropt.report.plan_page import COMPARED
+from tensoropt.report.pages.page import DATA_ID, page
+from tensoropt.report.pages.page_data import frontier_of_stage, report_data
+from tensoropt.report.pages.plan_page import COMPARED
 from tensoropt.report.plan_rows import SOURCES
 from tensoropt.report.reading import read_frontier, read_points
 from tensoropt.report.sentences import MOST_DIFFERENCES, time_text
@@ -256,7 +256,7 @@ def test_bad_input_gets_one_sentence(detailed, plan_file, tmp_path, capsys, monk
         assert main(["report", *map(str, arguments)]) == 2
         told = capsys.readouterr().err.strip().splitlines()
         assert len(told) == 1 and sentence in told[0], (arguments, told)
-    monkeypatch.setattr("tensoropt.report.page.LIBRARY", "a_library_that_is_not_there")
+    monkeypatch.setattr("tensoropt.report.pages.page.LIBRARY", "a_library_that_is_not_there")
     assert main(["report", str(plan_file), "-o", str(tmp_path / "x.html")]) == 2
     assert "a report needs Plotly; install it: pip install plotly" in capsys.readouterr().err
     assert not (tmp_path / "x.html").exists()

@@ -14,17 +14,18 @@ from hypothesis import strategies as st
 from oracles.layouts import all_layouts, all_pairs
 from oracles.steps import legal_steps
 
-from tensoropt.reschedule import bulk, path
-from tensoropt.reschedule.bounded_cache import BoundedCache
-from tensoropt.reschedule.bulk import Weighted
+from tensoropt.reschedule import path
+from tensoropt.reschedule.cheapest import bulk
+from tensoropt.reschedule.cheapest.bounded_cache import BoundedCache
+from tensoropt.reschedule.cheapest.bulk import Weighted
+from tensoropt.reschedule.cheapest.dijkstra import StepTimes, cheapest_moves, dijkstra_moves
+from tensoropt.reschedule.cheapest.layout_graph import layout_graph
+from tensoropt.reschedule.cheapest.quick import quick_moves
 from tensoropt.reschedule.cost_model import StepCosts
-from tensoropt.reschedule.dijkstra import StepTimes, cheapest_moves, dijkstra_moves
 from tensoropt.reschedule.layout import Axes, Layout
-from tensoropt.reschedule.layout_graph import layout_graph
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.orders import MOST_LAYOUTS, n_layouts, orders, runs_on_paths
 from tensoropt.reschedule.path import cheapest_path, size_class, step_time_ns
-from tensoropt.reschedule.quick import quick_moves
 from tensoropt.reschedule.steps import Move, State, move_between
 
 

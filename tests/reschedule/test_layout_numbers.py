@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from oracles.layouts import all_layouts
 
+from tensoropt.reschedule.cheapest.layout_numbers import LayoutNumbers
 from tensoropt.reschedule.layout import Layout, Shape, is_view, needs_communication
-from tensoropt.reschedule.layout_numbers import LayoutNumbers
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.orders import axes_of_mask, mask_of_axes
 

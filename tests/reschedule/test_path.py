@@ -14,8 +14,8 @@ from oracles.layouts import all_layouts, all_pairs, all_states
 from oracles.shards import gather, scatter
 from oracles.steps import ScrambledCosts, legal_steps
 
+from tensoropt.reschedule.cheapest.dijkstra import enumeration_order
 from tensoropt.reschedule.cost_model import StepCosts
-from tensoropt.reschedule.dijkstra import enumeration_order
 from tensoropt.reschedule.layout import Axes, Layout
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import Path, ReschedulingError, cheapest_path, step_time_ns

@@ -13,8 +13,8 @@ import pytest
 from oracles.layouts import all_layouts, all_states
 from oracles.steps import legal_steps
 
+from tensoropt.reschedule.cheapest.layout_graph import layout_graph
 from tensoropt.reschedule.layout import Layout
-from tensoropt.reschedule.layout_graph import layout_graph
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.orders import axes_of_mask, n_layouts
 from tensoropt.reschedule.steps import KINDS, State, Step, leading_dim, make_step, move_between, moves

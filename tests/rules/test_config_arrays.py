@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from tensoropt.reschedule.layout_numbers import LayoutNumbers
+from tensoropt.reschedule.cheapest.layout_numbers import LayoutNumbers
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.config_arrays import ConfigArrays, Interfaces
 from tensoropt.rules.registry import rule_of

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from hurrying import hurry
 
-from tensoropt.common.watchdog import CRITICAL, OVERLAPPABLE
+from tensoropt.common.process.watchdog import CRITICAL, OVERLAPPABLE
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.runtime.collectives.mpi import MpiCommunicator
 from tensoropt.runtime.ranks import current_processes, install_error_handling

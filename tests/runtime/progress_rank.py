@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 import tensoropt
-from tensoropt.common import progress
+from tensoropt.common.process import progress
 
 RANK = int(os.environ["OMPI_COMM_WORLD_RANK"])
 BATCH, CLUSTER = 8, "v100-1x2"

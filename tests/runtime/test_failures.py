@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers.mpirun import child_environment, run_command, run_ranks
 
-from tensoropt.common.watchdog import CRITICAL, OVERLAPPABLE, LongWait, RankReport, Report, verdict
+from tensoropt.common.process.watchdog import CRITICAL, OVERLAPPABLE, LongWait, RankReport, Report, verdict
 from tensoropt.runtime.failures import error_handling as failures
 from tensoropt.runtime.failures.watching import ThreadProgress
 

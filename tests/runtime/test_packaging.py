@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from helpers.mpirun import ROOT, run_command
 
-from tensoropt.common import tensorflow_import, versions
+from tensoropt.common import versions
 from tensoropt.common.errors import InputError
+from tensoropt.common.process import tensorflow_import
 from tensoropt.common.versions import TRIED
 
 # Not at the top of site-packages, where their names would collide.

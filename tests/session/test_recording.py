@@ -10,7 +10,7 @@ import tensorflow as tf
 from helpers.large import first
 
 import tensoropt
-from tensoropt.report.page import ASKED
+from tensoropt.report.pages.page import ASKED
 
 from .models import BATCH, begin, built, losses, network
 

@@ -16,7 +16,7 @@ from helpers.fast_links import on_fast_links
 from helpers.mpirun import child_environment, forked, run_command, run_ranks
 
 from tensoropt.common.errors import InputError
-from tensoropt.common.imports import around_import
+from tensoropt.common.process.imports import around_import
 from tensoropt.runtime.ranks import Processes
 from tensoropt.tools.cli.run import _is_for_ranks, ranks_by_default
 from tensoropt.unchanged import effects, script

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...common.watchdog import ChainState
+from ...common.process.watchdog import ChainState
 from ...reschedule.communicator import Communicator
 from ...reschedule.merging import with_all_reduces_of_pairs
 from ...reschedule.mesh import Mesh

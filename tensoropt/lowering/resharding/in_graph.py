@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
-from ...common.watchdog import ChainState
+from ...common.process.watchdog import ChainState
 from ...reschedule.bounds import Slices
 from ...reschedule.halo import HALO, HaloStep, fill_value, rank_halo
 from ...reschedule.layout import Axes, Layout, Shape

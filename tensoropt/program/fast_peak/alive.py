@@ -1,4 +1,4 @@
-"""Count the bytes alive at once in a step's instructions: what :mod:`..liveness` does with objects."""
+"""Count the bytes alive at once in a step's instructions: what :mod:`..memory.liveness` does with objects."""
 
 from __future__ import annotations
 

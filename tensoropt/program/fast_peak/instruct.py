@@ -1,4 +1,4 @@
-"""Turn the records of a step into instructions on buffers: what :mod:`..buffers` and :mod:`..instructions` do with objects.
+"""Turn the records of a step into instructions on buffers, as :mod:`..memory.buffers` and :mod:`..memory.instructions` do.
 
 A *buffer* is a number, in the order in which buffers are made. Sources have none (-1): they are alive all the time. An
 instruction is a number, too; what it reads, writes and may write over are runs of three arrays.

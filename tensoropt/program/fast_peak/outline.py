@@ -14,10 +14,10 @@ import numpy as np
 
 from ...ir.graph import PLACEHOLDER, SOURCES, Graph, Operator, Tensor
 from ...ir.views import viewed_operand
-from ..buffers import OVERWRITE, PASSED_ON, PRODUCTS
 from ..deferral import has_separate_gradients
 from ..gradient_flow import reached_from
-from ..peak import MOST_MICRO_BATCHES
+from ..memory.buffers import OVERWRITE, PASSED_ON, PRODUCTS
+from ..memory.peak import MOST_MICRO_BATCHES
 from ..stage_ends import StageEnds
 from . import array_layout as ix
 from . import columns as c

@@ -13,7 +13,7 @@ from ...costs.operator_costs import OperatorCosting
 from ...sharding.model import Model
 from ...sharding.resharding import PathFinder
 from ...sharding.strategy import StrategyView
-from ..pass_memory import PassMemory
+from ..memory.pass_memory import PassMemory
 from ..stage_ends import NOTHING_CROSSES, StageEnds
 from . import array_layout as ix
 from . import columns as c
@@ -48,7 +48,7 @@ class Peaks(ByArguments):
         return outline_of(self.model.graph, backward.gradients, *residuals, ends)
 
     def of_columns(self, columns: Columns, view_of: Callable[[int], StrategyView]) -> np.ndarray:
-        """Return the most bytes that are alive at once under strategies, int64[strategies]: those of :func:`..peak.peak_of`.
+        """Return the most bytes alive at once under strategies, int64[strategies]: those of :func:`..memory.peak.peak_of`.
 
         See :meth:`.rows.Rows.of_columns`.
         """

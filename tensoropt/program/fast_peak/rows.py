@@ -24,8 +24,8 @@ from ...rules.rule import Config, OperandSharding
 from ...sharding.consumers import LOSS
 from ...sharding.resharding import PathFinder, halo_resharding
 from ...sharding.strategy import Copy, StrategyView
-from ..buffers import WHICH_CLASS, TaskBuffers
-from ..instructions import groups_of, moved_bytes, nccl_workspace, views_operand, workspaces
+from ..memory.buffers import WHICH_CLASS, TaskBuffers
+from ..memory.instructions import groups_of, moved_bytes, nccl_workspace, views_operand, workspaces
 from ..tasks import OPERAND, OPERATOR, RESULT, SHARED, Site
 from . import columns as c
 from .outline import Outline

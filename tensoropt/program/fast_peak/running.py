@@ -1,4 +1,4 @@
-"""Add instructions on buffers to a run, as :mod:`..instructions` does: what they read, write and write over.
+"""Add instructions on buffers to a run, as :mod:`..memory.instructions` does: what they read, write and write over.
 
 The names of the arguments are those of :mod:`.instruct`.
 """
@@ -74,7 +74,7 @@ def end_instruction(m: Any, scratch_bytes: int, calls_python: int) -> int:
 
 @compiled
 def add(m: Any, scratch_bytes: int, calls_python: int, delay: int, overlaps: int) -> None:
-    """Add an instruction that does what was said since the last one; see :meth:`..instructions.Instructions.add`.
+    """Add an instruction that does what was said since the last one; see :meth:`..memory.instructions.Instructions.add`.
 
     ``delay`` is FOR_UPDATES for one that is overlappable, MAY_WAIT for one that may wait, 0 for others.
     """

@@ -39,9 +39,9 @@ from ...sharding.resharding import PathFinder
 from ...sharding.strategy import StrategyView
 from .. import tasks as step_tasks
 from ..gradient_flow import GradientFlow
-from ..passes import BACKWARD as BACKWARD_PASS
-from ..passes import PARAMETERS, WORKS, Orders, Pass
-from ..schedule import PLAIN, StepOrder
+from ..orders.passes import BACKWARD as BACKWARD_PASS
+from ..orders.passes import PARAMETERS, WORKS, Orders, Pass
+from ..orders.schedule import PLAIN, StepOrder
 from ..step import StepProgram, whole_program
 from ..tasks import COMPUTE, FEED, GLOBAL, OPERAND, OPERATOR, RESHARD, RESULT, SENT, SHARED, SUM, Site, Task, Value
 from ..tasks import JOIN as JOIN_TASK

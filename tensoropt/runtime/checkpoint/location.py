@@ -24,7 +24,7 @@ from google.protobuf import text_format
 
 from ...common.errors import InputError, TensorOptError, cut, describe
 from ...common.files import needing_folder, write_atomically
-from ...common.lock import Lock
+from ...common.process.lock import Lock
 
 _DATA_FILE = re.compile(r"\.data-(\d{5})-of-(\d{5})")
 _REASON = re.compile(r"; ([^;\[\n]+?)(?: \[Op:|$)")

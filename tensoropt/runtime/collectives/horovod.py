@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from ...common.errors import InputError, describe
-from ...common.watchdog import timeout_s
+from ...common.process.watchdog import timeout_s
 from ...lowering.localise import opaque
 from ...reschedule.layout import Axes, axes_text
 from ...reschedule.mesh import Mesh

@@ -17,8 +17,8 @@ import socket
 from typing import TYPE_CHECKING
 
 from ...common.errors import InputError, TensorOptError, describe
-from ...common.launched import launched_as
-from ...common.watchdog import timeout_s
+from ...common.process.launched import launched_as
+from ...common.process.watchdog import timeout_s
 from ..gpus import computes_on_gpu, is_driver_here
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def start_if_asked() -> None:
 
 def _start(processes: Processes) -> None:
     """Start the servers of all ranks."""
-    from ...common.tensorflow_import import import_tensorflow
+    from ...common.process.tensorflow_import import import_tensorflow
     from ..failures.error_handling import install_error_handling
     from ..ranks import display_here
 

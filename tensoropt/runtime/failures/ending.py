@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from ...common.watchdog import CHAINS
+from ...common.process.watchdog import CHAINS
 
 LONGEST_NAP_S = 0.05
 READ_S = 2.0

@@ -11,7 +11,7 @@ Two cases remain. First, ``sys.exit(3)`` never reaches ``sys.excepthook``: its c
 ends as one that failed. Second, a rank may end (``raise SystemExit``, or a script that simply stops) while another waits
 for it in a collective. Therefore each rank tells the others, as it ends, how many collectives of each chain it began. A
 thread of each rank checks once a second whether this rank has begun more collectives than a rank that ended. The same
-thread ends waits that last too long, see :mod:`...common.watchdog`.
+thread ends waits that last too long, see :mod:`...common.process.watchdog`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from ...common.errors import InputError, TensorOptError
+from ...common.process.watchdog import timeout_s
 from ...common.source_lines import code_location, users_line_of
-from ...common.watchdog import timeout_s
 from .. import notes
 from ..mpi_start import finalize
 from .ending import DIGEST_BYTES, KIND_FAILED, KIND_NORMAL

@@ -20,8 +20,18 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any, Protocol
 
+from ...common.process.watchdog import (
+    ANSWER_S,
+    CHAINS,
+    DEADLOCK_S,
+    ChainState,
+    LongWait,
+    RankReport,
+    Report,
+    silent,
+    verdict,
+)
 from ...common.source_lines import CodeLocation, called_back_line, code_location, is_reading
-from ...common.watchdog import ANSWER_S, CHAINS, DEADLOCK_S, ChainState, LongWait, RankReport, Report, silent, verdict
 from .ending import Ending
 
 QUESTION_TAG, ANSWER_TAG = 2, 3

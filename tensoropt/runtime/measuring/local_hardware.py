@@ -14,8 +14,8 @@ from pathlib import Path
 import tensorflow as tf
 
 from ...common.errors import InputError
-from ...common.progress import NOT_SHOWN, Display
-from ...common.watchdog import CRITICAL, tell_of
+from ...common.process.progress import NOT_SHOWN, Display
+from ...common.process.watchdog import CRITICAL, tell_of
 from ...profiling.available_memory import available_memory_bytes
 from ...profiling.collective_tables import device_partitions
 from ...profiling.hardware import Hardware, HardwareError

@@ -12,7 +12,7 @@ from ...lowering.pass_chain import PassChain
 from ...lowering.resharding.reshard import Resharder
 from ...optimizers.running_optimizer import PendingUpdate
 from ...program.fetch import Fetch
-from ...program.passes import BACKWARD, FORWARD, PARAMETERS, Pass, merged
+from ...program.orders.passes import BACKWARD, FORWARD, PARAMETERS, Pass, merged
 from ...program.stage_ends import ends_of
 from ...program.step import step_program
 from ...reschedule.between_machines import cheapest_way

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 from mpi4py import MPI
 
-from ...common.watchdog import ChainState
+from ...common.process.watchdog import ChainState
 from ...lowering.localise import uniform_shape
 from ...lowering.operators import Values
 from ...lowering.resharding.reshard import Resharder

@@ -10,7 +10,7 @@ from ...common.errors import InputError
 from ...ir.graph import PLACEHOLDER, Graph
 from ...ir.micro_batching import MicroBatch
 from ...program.fetch import Fetch, operators_of
-from ...program.passes import Orders
+from ...program.orders.passes import Orders
 from ...sharding.model import Model
 from ...sharding.stages import Stages
 from ...sharding.strategy import Strategy, StrategyView

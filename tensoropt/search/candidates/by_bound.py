@@ -26,12 +26,12 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from ...common.errors import InputError
-from ...common.progress import Progress
+from ...common.process.progress import Progress
 from ...common.words import counted
 from ...costs.objectives import MEMORY_TIME
 from ...ft import ALGORITHMS
 from ...plan.frontier import Frontier
-from ...program.schedule import ONE_FORWARD_ONE_BACKWARD
+from ...program.orders.schedule import ONE_FORWARD_ONE_BACKWARD
 from ...report.sentences import time_text
 from ..frontiers.find_frontier import SearchInterrupted, fastest_fits, searched
 from ..frontiers.model_frontier import ModelFrontier

@@ -16,8 +16,8 @@ import numpy as np
 
 from ...common.errors import InputError
 from ...common.words import counted
-from ...program.interleaved import INTERLEAVED
-from ...program.schedule import least_in_flight
+from ...program.orders.interleaved import INTERLEAVED
+from ...program.orders.schedule import least_in_flight
 from ...sharding.model import Model
 from ...sharding.stages import Stages
 from ..problem.choices import ACCUMULATE, REMAT

@@ -18,15 +18,15 @@ from contextlib import closing
 from dataclasses import replace
 
 from ...common.errors import InputError
-from ...common.garbage import older_objects_kept
 from ...common.memory_units import memory_text
+from ...common.process.garbage import older_objects_kept
 from ...costs.held_bytes import least_held_bytes, least_summed_bytes
 from ...costs.objectives import MEMORY_TIME
 from ...ft import ALGORITHMS
 from ...ir.graph import VARIABLE
 from ...plan.frontier import Frontier
-from ...program.interleaved import INTERLEAVED
-from ...program.schedule import ONE_FORWARD_ONE_BACKWARD, check_schedule
+from ...program.orders.interleaved import INTERLEAVED
+from ...program.orders.schedule import ONE_FORWARD_ONE_BACKWARD, check_schedule
 from ...report.sentences import time_text
 from ...sharding.model import Model
 from ..first_look import first_look

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ...common.progress import Progress
-from ...common.workers import Calls, can_be_sent, n_workers
+from ...common.process.progress import Progress
+from ...common.process.workers import Calls, can_be_sent, n_workers
 from ...costs.model_costs import costing_of
 from ...ft import ALGORITHMS, BY_DEFAULT
 from ...ir.graph import CONSTANT, Graph, Operator, Tensor
 from ...profiling.available_memory import available_memory_bytes
-from ...program.schedule import StepOrder, tried_orders
+from ...program.orders.schedule import StepOrder, tried_orders
 from ...rules.registry import are_own
 from ...sharding.model import Model
 from ...sharding.stages import StageModel

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from ...common.garbage import older_objects_kept
 from ...common.memory_units import memory_text
+from ...common.process.garbage import older_objects_kept
 from ...common.words import counted
 from ...ft.lower_bound import LowerBound
 from ...ft.pareto import reduce_unsorted
 from ...plan.frontier import Frontier
 from ...plan.plan import Plan
 from ...plan.points import FrontierPoint, Passes
-from ...program.schedule import StepOrder, of_submeshes
+from ...program.orders.schedule import StepOrder, of_submeshes
 from ...reschedule.mesh import Mesh
 from ..frontiers.decisions import details_of_stage
 from ..frontiers.model_frontier import ModelFrontier

@@ -9,7 +9,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from ...common.progress import Progress
+from ...common.process.progress import Progress
 from ...costs.held_bytes import least_held_bytes
 from ...ft import InfeasibleError
 from ...plan.frontier import Frontier

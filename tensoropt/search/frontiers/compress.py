@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ...common.progress import Progress
+from ...common.process.progress import Progress
 from ...ir.graph import Graph, Operator
 from ...ir.optimizer import ParameterUpdate
 from ...plan.build import CostEntry, complete_configs, cost_entries, planned_operator

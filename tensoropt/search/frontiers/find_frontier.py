@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ...common.errors import InputError
-from ...common.garbage import older_objects_kept
+from ...common.process.garbage import older_objects_kept
 from ...common.words import counted
 from ...costs.model_costs import costing_of
 from ...ft import BY_DEFAULT, Frontier, InfeasibleError

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...common.errors import InputError
-from ...common.progress import Progress
+from ...common.process.progress import Progress
 from ...costs.objectives import MEMORY_TIME
 from ...ft import ALGORITHMS, at_true_times
 from ...profiling.hardware import Hardware

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ...common.progress import Progress
+from ...common.process.progress import Progress
 from ...common.words import counted
 from ...costs.objectives import MEMORY_TIME, Objectives, StrategyCosts
 from ...costs.operator_costs import OperatorCosting
@@ -22,9 +22,9 @@ from ...plan.points import CostedPoints
 from ...plan.stage_plan import StagePlan
 from ...profiling.hardware import Hardware
 from ...program.fast_peak import Peaks
-from ...program.liveness import Instruction, Peak, peak_of_program
-from ...program.pass_memory import PassMemory
-from ...program.peak import instructions_of
+from ...program.memory.liveness import Instruction, Peak, peak_of_program
+from ...program.memory.pass_memory import PassMemory
+from ...program.memory.peak import instructions_of
 from ...program.simulator import Network, StepActions, network_of, step_graph
 from ...program.simulator.timeline import StepTimeline, timeline_of
 from ...program.stage_ends import StageEnds
@@ -144,11 +144,11 @@ class ModelFrontier(CostedPoints):
         self._peaks[point] = peak
 
     def program(self, point: int) -> list[Instruction]:
-        """Return the step of a point's plan as a program on buffers; see :mod:`...program.peak`."""
+        """Return the step of a point's plan as a program on buffers; see :mod:`...program.memory.peak`."""
         return instructions_of(self._counter.view(self.found.strategies[point]), self.costing, self._path_finder)
 
     def pass_memory(self, points: np.ndarray, ends: StageEnds) -> PassMemory:
-        """Return the memory of a stage's passes under points; see :func:`...program.pass_memory.pass_memory`."""
+        """Return the memory of a stage's passes under points; see :func:`...program.memory.pass_memory.pass_memory`."""
         return self._counter.passes_of(self.found.strategies[points], ends)
 
     def peaks_of(self, points: np.ndarray) -> np.ndarray:

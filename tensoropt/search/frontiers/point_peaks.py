@@ -10,10 +10,10 @@ from typing import TypeVar
 import numpy as np
 
 from ...common.pickling import ByArguments
-from ...common.progress import Progress
+from ...common.process.progress import Progress
 from ...program.fast_peak import Columns, Peaks
-from ...program.pass_memory import PassMemory, pass_memory
-from ...program.peak import MOST_MICRO_BATCHES, peak_of
+from ...program.memory.pass_memory import PassMemory, pass_memory
+from ...program.memory.peak import MOST_MICRO_BATCHES, peak_of
 from ...program.stage_ends import StageEnds
 from ...rules.registry import rule_of
 from ...rules.rule import Config, Interface, OperandSharding, Rule, interface_of

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from ...common.errors import InputError
-from ...program.liveness import SCRATCH, Instruction, Peak, made_text, peak_of_program
+from ...program.memory.liveness import SCRATCH, Instruction, Peak, made_text, peak_of_program
 from ...program.simulator.full import SimulatedTask
 from ...program.simulator.network import COMPUTE
 from ...program.simulator.timeline import StepTimeline

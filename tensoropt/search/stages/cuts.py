@@ -23,7 +23,7 @@ import numpy as np
 
 from ...common.errors import InputError
 from ...ir.graph import SOURCES, Graph
-from ...program.schedule import ONE_FORWARD_ONE_BACKWARD, least_in_flight
+from ...program.orders.schedule import ONE_FORWARD_ONE_BACKWARD, least_in_flight
 from ...sharding.branches import branch_starts, earliest_needed
 from ...sharding.stages import Stages
 from .needs import FULL, StageNeeds

@@ -1,6 +1,6 @@
 """Count what the points of a stage need in memory: the peak of its passes in their order, with the messages that wait.
 
-The peak is that of :mod:`...program.pass_memory`, which compiled kernels count of all points (:mod:`...program.fast_peak`).
+The peak is that of :mod:`...program.memory.pass_memory`, which compiled kernels count (:mod:`...program.fast_peak`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ...common.garbage import older_objects_kept
+from ...common.process.garbage import older_objects_kept
 from ...costs.resharding_costs import shard_bytes
-from ...program.pass_memory import Messages, PassMemory, peak_together
-from ...program.schedule import StepOrder
+from ...program.memory.pass_memory import Messages, PassMemory, peak_together
+from ...program.orders.schedule import StepOrder
 from ...program.stage_ends import StageEnds
 from ...sharding.stages import Crossing, StageModel
 from ..frontiers.model_frontier import ModelFrontier

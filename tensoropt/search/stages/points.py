@@ -16,8 +16,8 @@ import numpy as np
 
 from ...common.memory_units import memory_text
 from ...ft.pareto import product, reduce_unsorted
-from ...program.fast_makespan import PassTimes, Transfers, step_us
-from ...program.schedule import PLAIN, StepOrder, Times, tried_orders
+from ...program.orders.fast_makespan import PassTimes, Transfers, step_us
+from ...program.orders.schedule import PLAIN, StepOrder, Times, tried_orders
 from ...sharding.stages import Stages
 from ..frontiers.model_frontier import ModelFrontier
 from .memory import StageCosts, bytes_together
@@ -66,7 +66,7 @@ class SearchedStages:
 
     Attributes:
         blocks: for each stage its devices, which interleaved stages share.
-        schedule: the name of the order of passes, see :mod:`...program.schedule`; None where it is chosen.
+        schedule: the name of the order of passes, see :mod:`...program.orders.schedule`; None where it is chosen.
         works, beside, transfers: what the times of stages follow from, whatever the points: see :mod:`.times`.
         bound_us: a time that no step in so many stages beats, wherever the model is cut, in any of the numbers of
             micro-batches that were considered.

@@ -1,7 +1,7 @@
 """Write out when the stages of a plan run their passes, and when what they send is on its way, as a report draws it.
 
-The times are those of :func:`...program.fast_makespan.step_us`: a step ends when the last of these tasks does, or later
-where it isn't known which of three or more stages waits for what another sends back at the end.
+The times are those of :func:`...program.orders.fast_makespan.step_us`: a step ends when the last of these tasks does, or
+later where it isn't known which of three or more stages waits for what another sends back at the end.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from functools import partial
 from operator import add
 from typing import Any
 
-from ...program.fast_makespan import PassTimes, Transfers, first_passes_us, pass_ends, step_us
-from ...program.passes import BACKWARD, FORWARD, PARAMETERS, Pass, needs
-from ...program.schedule import StepOrder, of_submeshes
+from ...program.orders.fast_makespan import PassTimes, Transfers, first_passes_us, pass_ends, step_us
+from ...program.orders.passes import BACKWARD, FORWARD, PARAMETERS, Pass, needs
+from ...program.orders.schedule import StepOrder, of_submeshes
 from ..frontiers.step_views import COMPUTE_LANE, NETWORK_LANE, TaskRows
 from .submeshes import Block
 

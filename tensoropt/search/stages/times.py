@@ -23,8 +23,8 @@ from ...profiling.hardware import Hardware
 from ...profiling.hardware_costs import Link, link_between
 from ...profiling.work import NOTHING_KNOWN, MeasuredOperators
 from ...program.deferral import has_separate_gradients
-from ...program.fast_makespan import PassTimes, Transfers, step_us
-from ...program.schedule import ONE_FORWARD_ONE_BACKWARD, tried_orders
+from ...program.orders.fast_makespan import PassTimes, Transfers, step_us
+from ...program.orders.schedule import ONE_FORWARD_ONE_BACKWARD, tried_orders
 from ...reschedule.mesh import Mesh
 from ...rules.config_arrays import ConfigArrays
 from ...rules.registry import rule_of

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from ...common.errors import InputError, short
 from ...common.files import check_writable, write_json
-from ...common.tensorflow_import import import_tensorflow
+from ...common.process.tensorflow_import import import_tensorflow
 from ...runtime.ranks import display_here
 from .search import amount_of
 

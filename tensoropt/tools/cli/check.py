@@ -10,7 +10,7 @@ from tabulate import tabulate
 
 from ...common.errors import InputError
 from ...common.memory_units import memory_text
-from ...common.tensorflow_import import import_tensorflow
+from ...common.process.tensorflow_import import import_tensorflow
 from ...common.words import counted
 from ...runtime.ranks import display_here
 from .answers import add_json_argument, add_training_arguments, answer, check_json_path, files_read

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...common.memory_units import parse_memory
-from ...common.tensorflow_import import import_tensorflow
+from ...common.process.tensorflow_import import import_tensorflow
 from ...runtime.ranks import display_here
 from .answers import PRINTED, add_json_argument, answer, files_read
 from .frontier_outputs import add_report_argument, check_outputs, write_frontier

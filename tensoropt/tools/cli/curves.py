@@ -6,7 +6,7 @@ import argparse
 from contextlib import AbstractContextManager
 
 from ...common.errors import InputError, short
-from ...common.workers import n_workers, started_early
+from ...common.process.workers import n_workers, started_early
 from ...profiling.available_memory import available_memory_bytes
 from ...profiling.hardware import Hardware, resolve
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from ... import __version__
 from ...common.errors import TensorOptError
-from ...common.tensorflow_import import import_tensorflow
+from ...common.process.tensorflow_import import import_tensorflow
 from ...common.versions import untried_versions
 from ...common.words import counted
 from ...runtime.gpus import Gpu, visible_gpus

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...common.errors import InputError, short
 from ...common.files import check_writable
-from ...common.progress import Display
+from ...common.process.progress import Display
 from ...costs.objectives import MEMORY_TIME
 from ...ft import ALGORITHMS
 from ...search.algorithms import OTHERS
@@ -96,7 +96,7 @@ def check_outputs(files: Mapping[str, Path | None], read: Sequence[str | Path]) 
     if "--plot" in outputs:
         _check_picture(outputs["--plot"])
     if "--report" in outputs:
-        from ...report.page import library
+        from ...report.pages.page import library
 
         library()
 

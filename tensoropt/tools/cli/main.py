@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from ... import __version__
 from ...common.errors import TensorOptError
-from ...common.streams import open_closed_streams
+from ...common.process.streams import open_closed_streams
 from ...runtime.failures.error_handling import debugging, exit_code_of
 from ...runtime.ranks import launched_as
 

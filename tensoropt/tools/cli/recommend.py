@@ -12,8 +12,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ...common.errors import InputError, short
-from ...common.garbage import nothing_collected
 from ...common.memory_units import parse_memory
+from ...common.process.garbage import nothing_collected
 from ...common.time_units import parse_time_us
 from .answers import PRINTED, add_json_argument, add_training_arguments, answer, check_json_path
 from .curves import add_curve_arguments, batches_of, configured_of, workers_of
@@ -160,7 +160,7 @@ def _curve(
     batch: int | None = None, before: str = "",
 ) -> dict[str, Any]:  # fmt: skip
     """Return the curve of a model, with a batch or its own, as a JSON value; ``before`` is put before each printed point."""
-    from ...common.tensorflow_import import import_tensorflow
+    from ...common.process.tensorflow_import import import_tensorflow
     from ...runtime.ranks import display_here
 
     with nothing_collected():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...common.errors import InputError
 from ...common.files import CHECK, check_writable, read_json, reading_value
-from ...common.garbage import nothing_collected
+from ...common.process.garbage import nothing_collected
 from ...common.words import counted
 from .answers import add_json_argument, answer, check_apart, check_json_path
 
@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @nothing_collected()
 def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt report`` and return the exit code."""
-    from ...report.page import write_report
-    from ...report.plan_page import measured_at, report_of
+    from ...report.pages.page import write_report
+    from ...report.pages.plan_page import measured_at, report_of
     from ...report.reading import read_curve, read_points
 
     file = Path(arguments.file)

@@ -324,7 +324,7 @@ def _reporting(run: Callable[[Mapping[str, str]], int], environment: Mapping[str
     """
     if file is None:
         return run(environment)
-    from ...report.page import ASKED, library
+    from ...report.pages.page import ASKED, library
 
     check_writable(file, "report")
     library()

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...common.errors import InputError, short
-from ...common.garbage import nothing_collected
 from ...common.memory_units import parse_memory
-from ...common.tensorflow_import import import_tensorflow
+from ...common.process.garbage import nothing_collected
+from ...common.process.tensorflow_import import import_tensorflow
 from ...costs.objectives import MEMORY_TIME, PAIRS, TIME_COST, parse_objectives
 from ...ft import ALGORITHMS, BY_DEFAULT, Budget
 from ...profiling.hardware import Hardware, resolve
@@ -279,7 +279,7 @@ def _stages(arguments: argparse.Namespace) -> tuple[int, ...] | None:
         InputError: one isn't a positive number, or something that is asked for can't be had with stages.
     """
     if arguments.schedule is not None:
-        from ...program.schedule import check_schedule
+        from ...program.orders.schedule import check_schedule
 
         check_schedule(arguments.schedule)
     if arguments.stages is None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...common.files import write_json
 from ...common.memory_units import memory_text
-from ...common.progress import Display
+from ...common.process.progress import Display
 from ...common.words import counted
 from ...plan.frontier import Frontier
 from ...plan.picture import new_axes, save_picture

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...common.errors import InputError
 from ...common.files import check_writable
-from ...common.tensorflow_import import import_tensorflow
+from ...common.process.tensorflow_import import import_tensorflow
 from ...profiling.hardware import Hardware, HardwareError, resolve
 from ...runtime.ranks import display_here
 from .answers import add_json_argument, answer, check_apart, check_json_path, files_read

@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from ...common.errors import InputError
 from ...common.files import write_atomically
-from ...common.tensorflow_import import import_tensorflow
+from ...common.process.tensorflow_import import import_tensorflow
 from ...runtime.ranks import display_here
 from .check import add_plan_arguments
 from .search import positive_number

@@ -12,7 +12,7 @@ from tensoropt.common.errors import InputError
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.simulation import simulate_plan
 from tensoropt.profiling.hardware import named
-from tensoropt.program.passes import BACKWARD, FORWARD, PARAMETERS, Pass
+from tensoropt.program.orders.passes import BACKWARD, FORWARD, PARAMETERS, Pass
 from tensoropt.program.simulator.network import LINK
 from tensoropt.program.simulator.step_graph import SEND
 from tensoropt.sharding.stages import Stages

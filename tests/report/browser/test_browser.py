@@ -13,9 +13,9 @@ from report.browser.opened import AXE, Opened
 from report.test_report import HOSTILE, hostile
 
 from tensoropt.common.memory_units import memory_text
-from tensoropt.report.page import write_report
-from tensoropt.report.page_data import report_data
-from tensoropt.report.plan_page import measured_at
+from tensoropt.report.pages.page import write_report
+from tensoropt.report.pages.page_data import report_data
+from tensoropt.report.pages.plan_page import measured_at
 from tensoropt.report.reading import read_frontier
 from tensoropt.reschedule.layout import Layout
 from tensoropt.reschedule.mesh import Level, Mesh

@@ -15,8 +15,8 @@ from report.test_report import HOSTILE
 from tensoropt.common.memory_units import memory_text
 from tensoropt.ft import Budget
 from tensoropt.profiling.hardware import named
-from tensoropt.report.page import write_report
-from tensoropt.report.plan_page import plan_report
+from tensoropt.report.pages.page import write_report
+from tensoropt.report.pages.plan_page import plan_report
 from tensoropt.report.plan_rows import PlanRows
 from tensoropt.report.sentences import time_text
 from tensoropt.search.options import find_answer

@@ -15,10 +15,10 @@ from runtime.checkpoint.states import ALONE
 from runtime.checkpoint.test_files import saved_value, state_of
 
 from tensoropt.common.errors import TensorOptError
-from tensoropt.common.lock import Lock
+from tensoropt.common.process.lock import Lock
 from tensoropt.runtime.checkpoint import save
 
-HOLDER = "import sys; from pathlib import Path; from tensoropt.common.lock import Lock; lock = Lock(Path(sys.argv[1])); "
+HOLDER = "import sys, pathlib; from tensoropt.common.process.lock import Lock; lock = Lock(pathlib.Path(sys.argv[1])); "
 
 
 def save_one(folder: Path, value: float) -> None:

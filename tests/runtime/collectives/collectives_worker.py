@@ -25,7 +25,7 @@ from oracles.layouts import all_layouts, all_pairs
 from oracles.shards import scatter
 from oracles.steps import legal_steps
 
-from tensoropt.common.watchdog import ChainState
+from tensoropt.common.process.watchdog import ChainState
 from tensoropt.costs import collective_workspace as workspace
 from tensoropt.costs.collective_workspace import workspace_bytes
 from tensoropt.reschedule import rank_steps

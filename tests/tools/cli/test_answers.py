@@ -13,7 +13,7 @@ from plan.frontiers import frontier_of, two_layers
 
 import tensoropt
 from tensoropt.common.files import signed
-from tensoropt.common.tensorflow_import import import_tensorflow
+from tensoropt.common.process.tensorflow_import import import_tensorflow
 from tensoropt.plan.scaling_curve import Curve, CurvePoint
 from tensoropt.tools.cli.main import main
 

@@ -19,7 +19,7 @@ import pytest
 import tensorflow as tf
 from helpers.mpirun import child_environment, forked, run_ranks
 
-from tensoropt.common.progress import Display
+from tensoropt.common.process.progress import Display
 from tensoropt.profiling.description_text import hardware_table
 from tensoropt.profiling.hardware import (
     COMMUNICATING_KINDS,

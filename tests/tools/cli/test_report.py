@@ -61,6 +61,6 @@ def test_bad_input_gets_one_sentence_before_the_search(arguments, sentence, tmp_
 
 
 def test_without_plotly_the_sentence_comes_before_the_search(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("tensoropt.report.page.LIBRARY", "a_library_that_is_not_there")
+    monkeypatch.setattr("tensoropt.report.pages.page.LIBRARY", "a_library_that_is_not_there")
     page = tmp_path / "page.html"
     assert "a report needs Plotly; install it" in refused(capsys, "search", GOOD, "--devices", 4, "--report", page)

@@ -16,7 +16,7 @@ from tensoropt.common.errors import InputError
 from tensoropt.common.memory_units import memory_text
 from tensoropt.ft import Budget
 from tensoropt.profiling.hardware import named
-from tensoropt.report.page import DATA_ID
+from tensoropt.report.pages.page import DATA_ID
 from tensoropt.search.request import Request
 from tensoropt.tools.cli.main import main
 from tensoropt.tools.cli.search_report import SearchSetup, result_text

@@ -1,12 +1,12 @@
-"""Number the layouts of a mesh, and tell of many of them at once, in arrays, what :mod:`.layout` tells of one.
+"""Number the layouts of a mesh, and tell of many of them at once, in arrays, what :mod:`..layout` tells of one.
 
 A layout is a row of *places*, one for each axis of the mesh: the dimension that the axis splits times the number of axes,
 plus the axis's position there (major first); IDLE or PARTIAL where it splits none. What holds between two layouts then
 holds axis by axis.
 
-- No communication is needed (:func:`.layout.needs_communication`) where each axis is idle in the source, or partial in the
+- No communication is needed (:func:`..layout.needs_communication`) where each axis is idle in the source, or partial in the
   target, or splits the same dimension behind the same axes in both.
-- The target is a view of the source (:func:`.layout.is_view`) where they differ, and each axis has the same place in both,
+- The target is a view of the source (:func:`..layout.is_view`) where they differ, and each axis has the same place in both,
   or is idle in the source and splits the first dimension of the target.
 """
 
@@ -16,9 +16,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from .layout import Layout, Shape
-from .mesh import Mesh
-from .orders import Ints, Mask
+from ..layout import Layout, Shape
+from ..mesh import Mesh
+from ..orders import Ints, Mask
 
 IDLE, PARTIAL = -1, -2
 

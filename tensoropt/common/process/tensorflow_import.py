@@ -12,13 +12,13 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 
-from .errors import InputError
+from ..errors import InputError
+from ..versions import untried_versions
 from .garbage import nothing_collected
 from .imports import around_import
 from .launched import launched_as
 from .progress import Display
 from .streams import open_closed_streams
-from .versions import untried_versions
 
 # Lines with these texts are dropped; everything else that the import writes is passed on.
 _NOISE = ("oneDNN custom operations are on", "before absl::InitializeLog()")

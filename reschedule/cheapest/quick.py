@@ -18,12 +18,12 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from ..orders import Ints, Mask, n_layouts, orders
+from ..steps import Move, State, move_between
 from .bounded_cache import BoundedCache
 from .bulk import Weighted, steps_into
 from .dijkstra import StepTimes, enumeration_order
 from .layout_graph import LayoutGraph, layout_graph
-from .orders import Ints, Mask, n_layouts, orders
-from .steps import Move, State, move_between
 
 _WORTH_LOADING = 5_000
 """Layouts from which it pays to load compiled code, and to build the graph, for a single path."""

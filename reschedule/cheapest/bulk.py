@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from ..orders import Ints, Mask, axes_of_mask, mask_of_axes, orders
+from ..steps import COMMUNICATING, KINDS, Move, State, leading_dim, move_between
 from .bounded_cache import BoundedCache
 from .dijkstra import StepTimes, path_time_ns, rewinding, unwinding
 from .layout_graph import LayoutGraph, layout_graph
-from .orders import Ints, Mask, axes_of_mask, mask_of_axes, orders
-from .steps import COMMUNICATING, KINDS, Move, State, leading_dim, move_between
 
 _MOST_TIMES = 1 << 23
 """The most distances (states times sources) that one search holds, so that temporary memory is bounded."""

@@ -20,15 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from ..costs.operator_costs import OperatorCosting
-from ..sharding.resharding import PathFinder
-from ..sharding.strategy import StrategyView
+from ...costs.operator_costs import OperatorCosting
+from ...sharding.resharding import PathFinder
+from ...sharding.strategy import StrategyView
+from ..orders.passes import WORKS, Pass
+from ..stage_ends import StageEnds
+from ..step import step_program
 from .buffers import TaskBuffers
 from .liveness import Instruction, peak_of_program
-from .passes import WORKS, Pass
 from .peak import MOST_MICRO_BATCHES
-from .stage_ends import StageEnds
-from .step import step_program
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..common.errors import InputError, TensorOptError
-from ..common.files import check_writable, path_text, write_atomically
-from ..common.progress import Display
+from ...common.errors import InputError, TensorOptError
+from ...common.files import check_writable, path_text, write_atomically
+from ...common.process.progress import Display
 
 DATA_ID, LIBRARY = "tensoropt-data", "plotly"
 ASKED = "TENSOROPT_REPORT"

@@ -1,6 +1,6 @@
 """End a wait between ranks that has lasted longer than ``TENSOROPT_TIMEOUT`` without a reason.
 
-A thread of each rank (:mod:`..runtime.failures.watching`) looks once a second at what the rank is doing. It also answers the
+A thread of each rank (:mod:`...runtime.failures.watching`) looks once a second at what the rank does. It also answers the
 questions of other ranks: how many collectives the rank has begun, which one it is in, where it is, and for how long it has
 made no progress. A rank that waits asks the others; :func:`verdict` decides from their answers whether the wait is over:
 
@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .errors import InputError
+from ..errors import InputError
 
 TIMEOUT, DEFAULT_TIMEOUT_S = "TENSOROPT_TIMEOUT", 600.0
 ANSWER_S = 4.0

@@ -8,9 +8,9 @@ from typing import Any
 
 from tabulate import tabulate
 
-from ..common.memory_units import memory_text
-from ..common.words import listed
-from .sentences import time_text
+from ...common.memory_units import memory_text
+from ...common.words import listed
+from ..sentences import time_text
 
 MOST_ROWS = 8
 WIDTH, HEIGHT, MARGIN = 460, 220, 12

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..common.errors import InputError, short
+from ...common.errors import InputError, short
 from .interleaved import INTERLEAVED, Interleaving, interleaved_orders, most_in_flight, tried_interleavings
 from .passes import BACKWARD, FORWARD, PARAMETERS, Orders, Pass
 

@@ -9,9 +9,9 @@ import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from .layout import Axes, Shape
-from .orders import Ints, Orders, mask_of_axes, orders
-from .steps import COMMUNICATING, SIZED_BY_RESULT, Move, State, move_between, moves, n_copies
+from ..layout import Axes, Shape
+from ..orders import Ints, Orders, mask_of_axes, orders
+from ..steps import COMMUNICATING, SIZED_BY_RESULT, Move, State, move_between, moves, n_copies
 
 Ask = Callable[[str, Axes, int], int]
 """A cost model for one tensor: (kind, ascending axes, elements of the largest shard) to nanoseconds."""

@@ -11,21 +11,21 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..costs.config_costs import costs_of_config
-from ..costs.operator_costs import OperatorCosting
-from ..costs.resharding_costs import shard_bytes
-from ..ir.body import COMPOSITES, VALUE_SHAPED
-from ..ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Operator
-from ..ir.views import viewed_operand
-from ..reschedule.path import Path
-from ..sharding.resharding import PathFinder, Resharding, halo_resharding
-from ..sharding.strategy import StrategyView
-from .gradient_flow import GradientFlow
+from ...costs.config_costs import costs_of_config
+from ...costs.operator_costs import OperatorCosting
+from ...costs.resharding_costs import shard_bytes
+from ...ir.body import COMPOSITES, VALUE_SHAPED
+from ...ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Operator
+from ...ir.views import viewed_operand
+from ...reschedule.path import Path
+from ...sharding.resharding import PathFinder, Resharding, halo_resharding
+from ...sharding.strategy import StrategyView
+from ..gradient_flow import GradientFlow
+from ..stage_ends import NOTHING_CROSSES, StageEnds
+from ..step import StepProgram
+from ..tasks import FETCHED, OPERAND, RESULT, Site, Task, Value
 from .instructions import Instructions
 from .liveness import Buffer, Instruction
-from .stage_ends import NOTHING_CROSSES, StageEnds
-from .step import StepProgram
-from .tasks import FETCHED, OPERAND, RESULT, Site, Task, Value
 
 PARAMETERS, SLOTS, INPUTS, CONSTANTS = "parameters", "slots of the optimizer", "inputs", "constants"
 RESULTS, COPIES, GRADIENTS = "results of operators", "resharded copies", "gradients"

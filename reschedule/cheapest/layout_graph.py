@@ -3,7 +3,7 @@
 The nodes and edges depend only on the number of axes and the tensor's rank and are built once for each. A mesh, a shape
 and costs add block counts, a mask of the layouts that fit, and a weight for each edge, all vectorised. For k axes and r
 dimensions there are sum over m of C(k, m) m! C(m + r - 1, r - 1) 2^(k - m) layouts: 40 for two axes and four dimensions,
-2424 for four axes. Where there are many axes, the graph has only the layouts of few *runs* of axes, see :mod:`.orders`.
+2424 for four axes. Where there are many axes, the graph has only the layouts of few *runs* of axes, see :mod:`..orders`.
 
 A state is a row of numbers: for each dimension the number of an order of axes (in :class:`Orders`), and its partial axes
 as bits. Read as the digits of one number they are its *key*. States are sorted by key, so a move finds its target by a
@@ -19,9 +19,9 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from .layout import Axes
-from .orders import Ints, Mask, Orders, axes_of_mask, mask_of_axes, orders
-from .steps import COMMUNICATING, KINDS, SIZED_BY_RESULT, State
+from ..layout import Axes
+from ..orders import Ints, Mask, Orders, axes_of_mask, mask_of_axes, orders
+from ..steps import COMMUNICATING, KINDS, SIZED_BY_RESULT, State
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -159,7 +159,7 @@ _Moves = tuple[str, Ints, Ints, Ints, Ints]  # kind, source state, the target's 
 def _moves(table: Orders, dims: Ints, partial: Ints) -> Iterator[_Moves]:
     """Yield all moves from all states, also to targets outside of the graph.
 
-    Comments give the transition in :mod:`.steps`.
+    Comments give the transition in :mod:`..steps`.
     """
     used = np.bitwise_or.reduce(table.mask[dims], axis=1) | partial
     idle = ~used & ((1 << table.n_axes) - 1)

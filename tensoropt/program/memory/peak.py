@@ -3,7 +3,7 @@
 Equation (1) of the TensorOpt paper sums the memory of all residuals, because a search needs costs that add up. The bytes
 that are alive at once are fewer (a gradient is freed once it has been used, and residuals are freed while the backward pass
 runs) and also more (gradients under way, results that aren't residuals, the buffers that collectives receive into). So the
-step program (:mod:`.step`) is written with the buffers that its tasks read and write, as a rank that computes one operator
+step program (:mod:`..step`) is written with the buffers that its tasks read and write, as a rank that computes one operator
 at a time runs it, and the bytes alive are counted (:mod:`.liveness`).
 
 The micro-batches between the first and the last are alike, so only one of them is written.
@@ -11,12 +11,12 @@ The micro-batches between the first and the last are alike, so only one of them 
 
 from __future__ import annotations
 
-from ..costs.operator_costs import OperatorCosting
-from ..sharding.resharding import PathFinder
-from ..sharding.strategy import StrategyView
+from ...costs.operator_costs import OperatorCosting
+from ...sharding.resharding import PathFinder
+from ...sharding.strategy import StrategyView
+from ..step import step_program
 from .buffers import GRADIENTS, INPUTS, PARAMETERS, SLOTS, TaskBuffers
 from .liveness import Instruction, Peak, peak_of_program
-from .step import step_program
 
 MOST_MICRO_BATCHES = 3
 """The most micro-batches that are written: the first, the last, and one that stands for all between, which are alike."""

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..common.errors import InputError
-from ..common.memory_units import memory_text
-from .explanation import OF_A_STAGE
-from .frontier_rows import FrontierRows
+from ...common.errors import InputError
+from ...common.memory_units import memory_text
+from ..explanation import OF_A_STAGE
+from ..frontier_rows import FrontierRows
+from ..plan_rows import PlanRows, Row, checked_timeline
 from .page_data import FORMAT, VERSION, frontier_of_stage, report_data
-from .plan_rows import PlanRows, Row, checked_timeline
 
 MOST_PLANS = 20
 """The most points whose plans are in a page."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import IO, Any
 
-from .errors import InputError, short
+from ..errors import InputError, short
 from .garbage import nothing_collected
 
 WORKER_BYTES = 1_500_000_000

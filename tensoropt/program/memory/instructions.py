@@ -6,17 +6,17 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 
-from ..common.settings import LAG
-from ..costs.collective_workspace import in_graph_bytes, nccl_bytes, workspace_bytes
-from ..costs.operator_costs import OperatorCosting
-from ..costs.resharding_costs import ReshardingCosting, shard_bytes
-from ..ir.graph import Operator, Tensor
-from ..reschedule.halo import HaloStep
-from ..reschedule.layout import Axes
-from ..reschedule.path import Path
-from ..reschedule.rank_steps import as_rank, rank_step
-from ..reschedule.steps import Step
-from ..sharding.strategy import StrategyView
+from ...common.settings import LAG
+from ...costs.collective_workspace import in_graph_bytes, nccl_bytes, workspace_bytes
+from ...costs.operator_costs import OperatorCosting
+from ...costs.resharding_costs import ReshardingCosting, shard_bytes
+from ...ir.graph import Operator, Tensor
+from ...reschedule.halo import HaloStep
+from ...reschedule.layout import Axes
+from ...reschedule.path import Path
+from ...reschedule.rank_steps import as_rank, rank_step
+from ...reschedule.steps import Step
+from ...sharding.strategy import StrategyView
 from .einsum_scratch import einsum_scratch_bytes, equation_of_gradient
 from .liveness import Buffer, Instruction
 

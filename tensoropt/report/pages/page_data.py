@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from ..common.memory_units import default_limit
-from ..reschedule.mesh import AXIS_NAMES
-from .config_words import config_words
-from .curve_files import unbeaten
-from .explanation import (
+from ...common.memory_units import default_limit
+from ...reschedule.mesh import AXIS_NAMES
+from ..config_words import config_words
+from ..curve_files import unbeaten
+from ..explanation import (
     ACCUMULATED,
     COLLECTIVES,
     COMPUTE,
@@ -29,9 +29,9 @@ from .explanation import (
     UPDATES,
     ways_text,
 )  # fmt: skip
-from .frontier_rows import COSTS, FrontierRows
-from .plan_rows import PlanRows, Row, StageRows
-from .sentences import point_sentences
+from ..frontier_rows import COSTS, FrontierRows
+from ..plan_rows import PlanRows, Row, StageRows
+from ..sentences import point_sentences
 
 FORMAT, VERSION = "tensoropt/report", 5
 _Amounts = tuple[Hashable, Row, Sequence[float]]  # what is added up by key: a part, and its amounts by choice
@@ -208,7 +208,7 @@ def _reshardings(frontier: FrontierRows, rows: StageRows, words: Mapping[int, Se
 
 
 def _time_parts(frontier: FrontierRows, words: Mapping[int, Sequence[str]]) -> list[dict[str, Any]]:
-    """Return what the time of each point is spent on; see :func:`.explanation.time_parts`."""
+    """Return what the time of each point is spent on; see :func:`..explanation.time_parts`."""
     terms: list[_Amounts] = []
     for part in frontier.value["operators"]:
         name = UPDATES if part["type"] == "Variable" else part["type"]
@@ -225,7 +225,7 @@ def _time_parts(frontier: FrontierRows, words: Mapping[int, Sequence[str]]) -> l
 
 
 def _memory_parts(frontier: FrontierRows) -> list[dict[str, Any]]:
-    """Return what the memory of each point is spent on; see :func:`.explanation.memory_parts`."""
+    """Return what the memory of each point is spent on; see :func:`..explanation.memory_parts`."""
     terms: list[_Amounts] = []
     for part in frontier.value["operators"]:
         name = PARAMETERS if part["type"] == "Variable" else f"saved for the backward pass of {part['type']}"

@@ -1,0 +1,1 @@
+"""Cheapest paths between layouts, found one by one and many at once."""

@@ -1,0 +1,1 @@
+"""What is alive at once in a step, instruction by instruction."""

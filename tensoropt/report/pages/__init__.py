@@ -1,0 +1,1 @@
+"""Reports as pages for a browser and a notebook."""
