@@ -245,7 +245,7 @@ def auto(
     profile_budget: float | str | None = None,
     without: Collection[str] = (),
     micro_batches: int | None = None,
-    verbose: int | str | bool = 1,
+    verbose: int | str | bool | None = None,
     stages: int | Sequence[int] | None = None,
     schedule: str | None = None,
 ) -> None:

@@ -149,7 +149,7 @@ def dijkstra_moves(times: StepTimes, source: State, target: State, partial: bool
 
 
 def enumeration_order(state: State) -> tuple[int, Axes, int, Axes, tuple[int, ...]]:
-    """Return a key that sorts states as :func:`~.layout_graph.all_states` enumerates them."""
+    """Return a key that sorts states as `all_states` of `tests/oracles/layouts.py` enumerates them."""
     lengths = [len(axes) for axes in state.splits]
     starts = tuple(sum(lengths[:dim]) for dim in range(len(lengths)))
     return len(state.partial), state.partial, sum(lengths), sum(state.splits, ()), starts

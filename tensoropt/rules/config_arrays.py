@@ -130,7 +130,7 @@ class Interfaces(Sequence[Interface]):
 
 
 def _places(arrays: ConfigArrays, dims: Dims, partial: Iterable[str]) -> np.ndarray:
-    """Return the places of the axes (:mod:`...reschedule.layout_numbers`) of a tensor, int16[K, axes].
+    """Return the places of the axes (:mod:`..reschedule.cheapest.layout_numbers`) of a tensor, int16[K, axes].
 
     Args:
         dims: the factors of each of the tensor's dimensions; a dimension's axes come by factor, then in ascending order.

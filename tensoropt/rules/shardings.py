@@ -52,7 +52,7 @@ class Shardings(Sequence[OperandSharding]):
         return bool((self.unreduced != NO_GRADIENT).any())
 
     def as_copies(self, with_gradient: bool) -> Shardings:
-        """Return each as that of a shared copy: see :func:`...sharding.consumers.as_copy`."""
+        """Return each as that of a shared copy: see :func:`..sharding.consumers.as_copy`."""
         no_gradients = np.full_like(self.unreduced, NO_GRADIENT)
         return Shardings(self.numbers, self.layouts, np.maximum(self.unreduced, 0) if with_gradient else no_gradients)
 

@@ -205,7 +205,9 @@ class Engine(RunningStages):
         self, fetch: Fetch, feeds: tuple[Feed, ...], preparing: Preparing | None, raw: Sequence[tf.Tensor]
     ) -> BuiltFunction:
         if self.joined is not None:
-            same_on_all(self.joined)(f"runs {names(fetch)} on {', '.join(feed.tensor.name for feed in feeds)}")
+            own = ", ".join(tensor.name for tensor, is_local in fetch.tensors if is_local)
+            fed = ", ".join(feed.tensor.name for feed in feeds)
+            same_on_all(self.joined)(f"runs {names(fetch)} on {fed}{own and f', by rank {own}'}")
         parts = parts_of(self.stages, self.views, fetch, {feed.tensor.name for feed in feeds})
         for stage, state in self.states.items():
             state.add_runs(parts[stage].needed | parts[stage].ahead)

@@ -38,7 +38,9 @@ def on_rank_0(processes: Processes, action: Callable[[], Value]) -> Value:
             answer = action()
         except TensorOptError as error:
             answer = error
-    answer = processes.broadcast(answer, "what rank 0 computes for all")
+    # Gathered, so that a call that only some ranks make meets what the others exchange, and is named.
+    answers = processes.gather(answer, "what rank 0 computes for all")
+    answer = answer if processes.rank == 0 else answers[0]
     if isinstance(answer, TensorOptError):
         raise answer
     return answer

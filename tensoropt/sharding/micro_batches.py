@@ -100,7 +100,7 @@ def _of_several(graph: Graph, n: int, n_devices: int) -> Graph:
     if not graph.train_steps:
         raise _refused(n, "the model has no training step")
     batch = _batch(graph, n)
-    if graph.late:
+    if graph.late or graph.given_gradients:
         reason = "it computes with its gradients, or reads what it has updated"
         raise _refused(n, reason, "use micro_batches=1, without stages")
     forms, configs, after = _Propagation(graph, n, batch).run()

@@ -58,7 +58,7 @@ def with_all_again_us(point: PlanPoint) -> float:
     """Return the time of a plan's step if each backward pass came after another forward pass."""
     searched = point.searched
     if searched.stages.n == 1:  # its backward pass takes twice as long as its forward pass
-        return point.time_us + point.costs_ns[1] / 3e3
+        return point.time_us + point.costs.compute_time_us / 3
     passes = [each + PassTimes(backward=each.forward) for each in searched._times_of(point.numbers)]
     return float(step_us(passes, searched.transfers, point.order))
 
@@ -66,8 +66,8 @@ def with_all_again_us(point: PlanPoint) -> float:
 def row(title: str, found: Frontier, device_bytes: int, cpu_s: float) -> list[str]:
     """Return a line of the table."""
     least, fastest, fitting = found.points_of[0], found.points_of[-1], found.fastest_within(device_bytes)
-    fits = "none" if fitting is None else f"{found.points_of[fitting].costs_ns[0] / 1e6:,.0f} ms"
-    times = [f"{point.costs_ns[0] / 1e6:,.0f} ms" for point in (least, fastest)]
+    fits = "none" if fitting is None else f"{found.points_of[fitting].time_us / 1e3:,.0f} ms"
+    times = [f"{point.time_us / 1e3:,.0f} ms" for point in (least, fastest)]
     peaks = [memory_text(point.peak_bytes) for point in (least, fastest)]
     has_none = all(each.built.transient is None for each in fastest.frontiers)
     again = f"{with_all_again_us(fastest) / 1e3:,.0f} ms" if has_none else ""

@@ -1,10 +1,10 @@
 """Record what a traced training step does with gradients: of which loss, with respect to what, and what they update.
 
-While a step is traced, :meth:`StepTrace.watching` stands in for two calls. ``GradientTape.gradient`` returns placeholders,
-so that TensorFlow derives the gradients later, from each rank's local graph. ``apply`` of an optimizer becomes an assignment
-of the gradient to the variable, marked as the optimizer's: so reads that come after the update wait for it, as TensorFlow
-orders them. Gradients that are no gradients of variables (a penalty on those of inputs, say), or that another tape
-differentiates again, are TensorFlow's own operators, and part of the forward pass.
+While a step is traced, :meth:`StepGradients.watching` stands in for two calls. ``GradientTape.gradient`` returns
+placeholders, so that TensorFlow derives the gradients later, from each rank's local graph. ``apply`` of an optimizer
+becomes an assignment of the gradient to the variable, marked as the optimizer's: so reads that come after the update wait
+for it, as TensorFlow orders them. Gradients that are no gradients of variables (a penalty on those of inputs, say), or that
+another tape differentiates again, are TensorFlow's own operators, and part of the forward pass.
 """
 
 from __future__ import annotations

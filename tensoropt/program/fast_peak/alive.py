@@ -134,7 +134,7 @@ def _peak(m: Any, alive: int) -> int:
 def _kernel(digest: int) -> Callable[[Any, Any, Any, Any, int], int]:
     """Return the kernel that Python calls, compiled by Numba with all that it calls, cached on disk and without the GIL.
 
-    The digest, a number of at least 0 that is another one when a file of this package changes, is part of the key by which
+    The digest, a number of at least 0 that is another one when one of these files changes, is part of the key by which
     Numba finds the compiled code; without it a change of another file than this one would go unnoticed.
     """
 
@@ -149,5 +149,6 @@ def _kernel(digest: int) -> Callable[[Any, Any, Any, Any, int], int]:
     return njit(count_peak, cache=True, error_model="numpy")
 
 
-count_peak = _kernel(zlib.crc32(b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))))
+_SOURCES = (Path(__file__).parents[1] / "compiled.py", *sorted(Path(__file__).parent.glob("*.py")))
+count_peak = _kernel(zlib.crc32(b"".join(file.read_bytes() for file in _SOURCES)))
 """Return the most bytes that are alive at once in the step of a strategy, given the row of each site."""

@@ -89,7 +89,7 @@ def _operators(graph: Graph) -> tuple[list[Operator], list[Operator]]:
 
 def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_operands: Collection[tuple[str, int]],
                residual_results: Collection[str], ends: StageEnds) -> Outline:
-    """Return the outline of a graph's step; the sets are those of :class:`..sharding.strategy.StrategyView`.
+    """Return the outline of a graph's step; the sets are those of :class:`...sharding.strategy.StrategyView`.
 
     Args:
         ends: what a stage exchanges with others; see :func:`..step.step_program`. The sites are those without.

@@ -15,16 +15,21 @@ _CHUNK_BYTES = 1 << 16
 
 def copy_without_banner(source: int, target: int) -> None:
     """Copy a stream of mpirun's until its end, without mpirun's banner about an exit code. Both are file descriptors."""
-    held = b""
+    held, begins_line = b"", True
     with suppress(OSError), open(target, "wb", closefd=False) as file:
         while chunk := os.read(source, _CHUNK_BYTES):
             held = _BANNER.sub(b"", held + chunk)
-            starts = (match.start() for match in _MAY_BEGIN.finditer(held))
+            starts = (match.start() for match in _MAY_BEGIN.finditer(held) if match.start() or begins_line)
             n_written = next((start for start in starts if _begins(held[start:])), len(held))
             file.write(held[:n_written])
             file.flush()
+            if n_written:
+                begins_line = held[n_written - 1 : n_written] == b"\n"
             held = held[n_written:]
         file.write(held)
+    with suppress(OSError):  # nobody takes it any more, but mpirun mustn't wait for that
+        while os.read(source, _CHUNK_BYTES):
+            pass
 
 
 def _begins(text: bytes) -> bool:

@@ -181,9 +181,10 @@ def frontier_of(
     start_s = time.perf_counter()
     points = minimal_points(cuts)
     # Those of cuts and micro-batches may be another process's, and pass at the same time.
-    whole = [cut.frontiers[0].seconds_by_phase for cut in cuts if cut.stages.n == 1 and cut.micro_batches == 1]
-    seconds = {"peaks": 0.0, **(whole[0] if whole else {})}
-    seconds["peaks"] += time.perf_counter() - start_s
+    n = request.micro_batches or 1
+    whole = [cut.frontiers[0].seconds_by_phase for cut in cuts if cut.stages.n == 1 and cut.micro_batches == n]
+    seconds = dict(whole[0]) if whole else {}
+    seconds["peaks"] = seconds.get("peaks", 0.0) + time.perf_counter() - start_s
     mesh, least_ns = request.hardware.mesh(parallelism), int(min([*bounds_us, *(cut.bound_us for cut in cuts)]) * 1e3)
     return Frontier(
         points_of=tuple(points),

@@ -36,6 +36,7 @@ import numpy as np
 
 from ...costs.objectives import MEMORY_TIME
 from ...ft import ALGORITHMS, Budget, Frontier, LowerBound
+from ...ft.problem import INFEASIBLE
 from ...profiling.hardware import Hardware
 from ...program.simulator import Network, StepActions, network_of
 from ...sharding.resharding import PathFinder
@@ -210,7 +211,8 @@ class _Search:
             return
         yield from baselines
         rng = random.Random(f"{self.limits.seed} seed")
-        drawn_states = [rng.randrange(node.n_states) for node in self.problem.built.problem.nodes]
+        allowed = [np.flatnonzero(node.time_ns < INFEASIBLE).tolist() for node in self.problem.built.problem.nodes]
+        drawn_states = [rng.choice(states) for states in allowed]
         yield SEEDS[-1], self.problem.with_copies(drawn_states)
 
     def _points(self, frontier: Frontier) -> Iterator[tuple[str, States]]:
@@ -268,6 +270,8 @@ class _Search:
     def _meet(self, walk: Walk, position: Position) -> None:
         """Remember a strategy if it is the best so far, or if none fits yet and it needs the least memory."""
         limit, states = self.limits.memory_bytes, tuple(position.states)
+        if position.mem_bytes >= INFEASIBLE:
+            return
         is_within = limit is None or position.mem_bytes <= limit
         costs = position.mem_bytes, position.cost_ns
         if self.smallest is None or costs < self.smallest[:2]:

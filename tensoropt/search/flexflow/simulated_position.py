@@ -49,7 +49,8 @@ class Neighbours:
             n_equal = np.zeros(states.n_states, np.int64)
             for op, configs_of_op, index in zip(node.operators, states.configs, states.index, strict=True):
                 n_equal += np.array([config == configs[op.name] for config in configs_of_op], np.int64)[index]
-            states_of_nodes[number] = int(np.argmax(n_equal))
+            is_allowed = self.built.problem.nodes[number].time_ns < INFEASIBLE
+            states_of_nodes[number] = int(np.argmax(np.where(is_allowed, n_equal, -1)))
         return self.with_copies(states_of_nodes)
 
     def with_copies(self, states: list[int]) -> States:

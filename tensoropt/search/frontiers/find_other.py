@@ -111,15 +111,16 @@ def _find_by_simulation(
     start_s, limit_bytes = time.perf_counter(), limits[1]
     answer = monte_carlo.find(task, hardware, algorithm, monte_carlo.SearchLimits(*limits))
     phases = {"search": time.perf_counter() - start_s}
-    frontiers = [
-        ModelFrontier(
+    misfits: list[ModelFrontier] = []
+    for _, states in answer.candidates:
+        frontier = ModelFrontier(
             model, hardware, answer.built, task.costing, answer.frontier(states), phases, note=answer.note,
             is_interrupted=answer.is_interrupted,
-        )
-        for _, states in answer.candidates
-    ]  # fmt: skip
-    fitting = (frontier for frontier in frontiers if limit_bytes is None or frontier.peak(0).n_bytes <= limit_bytes)
-    return next(fitting, None) or min(frontiers, key=lambda frontier: frontier.peak(0).n_bytes)
+        )  # fmt: skip
+        if limit_bytes is None or frontier.peak(0).n_bytes <= limit_bytes:
+            return frontier
+        misfits.append(frontier)
+    return min(misfits, key=lambda misfit: misfit.peak(0).n_bytes)
 
 
 def _loaded(module: str) -> Any:

@@ -75,7 +75,7 @@ class ModelFrontier(CostedPoints):
         built: the problem that was searched, and what its states mean.
         costing: the costs of operators and reshardings.
         found: the points.
-        seconds_by_phase: the seconds of each phase: ``costs`` and ``search``.
+        seconds_by_phase: the seconds of each phase: ``costs``, ``search`` and ``peaks``.
         note: a sentence on how the points were found; may be empty.
         objectives: the two costs that were searched.
         is_interrupted: whether Ctrl-C ended the search, which then kept what it had found.
