@@ -25,7 +25,6 @@ from tabulate import tabulate
 
 GALLERY = Path(__file__).resolve().parents[2] / "examples" / "gallery"
 STEPS = re.compile(r"^((?:\w+, )*)STEPS((?:, \w+)*) = (.*), 3((?:, [\d.]+)*)$", re.MULTILINE)
-"""The line of a gallery's script that says how many steps it takes: three."""
 FIT = """
 import keras, numpy as np
 from keras import layers

@@ -12,7 +12,7 @@ def test_commands_write_progress(tmp_path: Path) -> None:
     """Both commands in one process, which wait for no time between their lines."""
     script = tmp_path / "both.py"
     script.write_text(
-        "from tensoropt.common import progress\n"
+        "from tensoropt.common.process import progress\n"
         "from tensoropt.tools.cli.main import main\n"
         "progress.FIRST_S = progress.EACH_S = 0.001\n"
         "for command in ('search', 'compare'):\n"
