@@ -168,7 +168,7 @@ def test_of_two_chains_the_one_is_named_that_waits():
     ("case", "said"),
     [
         # Its search lasted for twice the timeout before, which is no reason to end.
-        ("save", r"rank 0 has waited for \d+ s in gather, in save at F:52: rank 1 hasn't answered for \d+ s; it was last"),
+        ("save", r"rank 0 has waited for \d+ s in what .*, in save at F:52: rank 1 hasn't answered for \d+ s; it was last"),
         ("evaluate", "ranks 0 and 1 make different calls: rank 0 is in evaluate at F:55, rank 1 in fit at F:56; all ranks"),
         (
             "data",
