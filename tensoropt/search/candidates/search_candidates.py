@@ -159,7 +159,11 @@ class CandidateSearch(SearchState):
         request, searches = self.request, [*map(SearchedWhole.of, self.whole), *self.cuts]
         left_out, bounds_us = () if self.counts is None else self.left_out, tuple(self.bounds_us.values())
         frontier = frontier_of(request, self.parallelism, searches, left_out, bounds_us)
-        frontier = replace(frontier, is_interrupted=self.is_interrupted)
+        # Those in stages may be searched by workers, and at the same time.
+        phases = [*(whole.seconds_by_phase for whole in self.whole), frontier.seconds_by_phase]
+        names = dict.fromkeys(name for phase in phases for name in phase)
+        seconds = {name: sum(phase.get(name, 0.0) for phase in phases) for name in names}
+        frontier = replace(frontier, is_interrupted=self.is_interrupted, seconds_by_phase=seconds)
         if self.counts is not None:
             return frontier
         if self.alone is None:

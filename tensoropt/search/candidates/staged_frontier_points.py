@@ -180,11 +180,6 @@ def frontier_of(
     """
     start_s = time.perf_counter()
     points = minimal_points(cuts)
-    # Those of cuts and micro-batches may be another process's, and pass at the same time.
-    n = request.micro_batches or 1
-    whole = [cut.frontiers[0].seconds_by_phase for cut in cuts if cut.stages.n == 1 and cut.micro_batches == n]
-    seconds = dict(whole[0]) if whole else {}
-    seconds["peaks"] = seconds.get("peaks", 0.0) + time.perf_counter() - start_s
     mesh, least_ns = request.hardware.mesh(parallelism), int(min([*bounds_us, *(cut.bound_us for cut in cuts)]) * 1e3)
     return Frontier(
         points_of=tuple(points),
@@ -194,7 +189,7 @@ def frontier_of(
         # With stages it is the time of all operators as fast as they can be, on all devices; without, the search's bound.
         bound=LowerBound(np.array([0]), np.array([least_ns]), "the operators' least times"),  # none of memory is known
         assumed=request.assumed,
-        seconds_by_phase=seconds,
+        seconds_by_phase={"peaks": time.perf_counter() - start_s},
         left_out=tuple(left_out),
         searched=tuple(cuts),
     )
