@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
 
 import pytest
 from helpers.fast_links import on_fast_links
-from helpers.mpirun import ROOT, run_command
+from helpers.mpirun import ROOT, forked, run_command, run_ranks
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 LOSS = re.compile(r"loss: (\d+\.\d+)")
-RUN = ("run", "-n", "2")
 
 LINE = "import json, keras, numpy as np, tensorflow as tf, tensoropt\n"
 MODEL = """
@@ -60,8 +58,28 @@ def loss_function(y, result):
     return tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, result))
 model, optimizer = small(), keras.optimizers.Adam(1e-3)
 """,
+    "sizing 0": """
+import tensoropt
+tensoropt.init()
+x, y = tensoropt.placeholder(tensoropt.float32, [512, 64]), tensoropt.placeholder(tensoropt.int32, [512])
+logits = tensoropt.matmul(x, tensoropt.get_variable("w", [64, 10]))
+tensoropt.GradientDescentOptimizer(0.1).minimize(tensoropt.softmax_cross_entropy(y, logits))
+""",
     "stages 1": 'tensoropt.init(hardware="v100-1x4")\nx = tensoropt.placeholder(tensoropt.float32, [64, 256])\n',
     "stages 2": KERAS.replace("256)", "64)"),
+    "surviving 0": KERAS + """
+data, trainer = dataset, tensoropt.parallelize(model, optimizer, loss, batch_size=256)
+""",
+    "surviving 1": """
+batches = list(dataset) * 500
+def step(x, y):
+    with tf.GradientTape() as tape:
+        result = loss(y, model(x))
+    optimizer.apply(tape.gradient(result, model.trainable_variables), model.trainable_variables)
+    return result
+model, optimizer = small(), keras.optimizers.Adam(1e-3)
+step = tensoropt.training_step(step, model=model, optimizer=optimizer, batch_size=256, data=batches[0])
+""",
 }
 """What a block needs that its page doesn't say, by the page and the block's number among its blocks of Python."""
 RECORDED = ("frontier", "stages")
@@ -88,85 +106,77 @@ def program_of(page: Path) -> str:
     return begin + "\n".join(parts)
 
 
-@pytest.mark.large
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
-    script = tmp_path / "page.py"
-    script.write_text(program_of(page))
-    env = {"TENSOROPT_COLLECTIVES": "emulated", "MPLBACKEND": "Agg"}
-    done = run_command([sys.executable, str(script)], timeout=240, env=env, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
-def said(folder: Path, *command: str, code: int = 0) -> str:
-    """Run a script, or a command of tensoropt's, in a folder; return what it printed."""
-    program = ["-m", "tensoropt", *command] if not command[0].endswith(".py") else command
-    env = {"TENSOROPT_TIMEOUT": "120", "TENSOROPT_QUIET": ""}
-    done = run_command([sys.executable, *program], timeout=280, env=env, cwd=folder)
+def said(*program: object, n_ranks: int = 0, code: int = 0) -> str:
+    """Run what a command line has after Python's name, on a number of ranks if there is one; return what it printed."""
+    env = {"TENSOROPT_TIMEOUT": "120", "TENSOROPT_QUIET": "", "MPLBACKEND": "Agg"}
+    if n_ranks:
+        done = run_ranks(n_ranks, *program, timeout=280, env=env)
+    else:
+        done = run_command([sys.executable, *forked(*program)], timeout=280, env=env)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
+
+
+def write(**scripts: str) -> None:
+    for name, text in scripts.items():
+        Path(f"{name}.py").write_text(text)
 
 
 def losses(output: str) -> list[float]:
     return [float(loss) for loss in LOSS.findall(output)]
 
 
-def test_readme_trains_on_two_ranks_as_on_one(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(blocks(ROOT / "README.md")[0])
-    cluster = json.loads(on_fast_links(tmp_path))["cluster"]  # by measurements it may pay to split nothing
-    plain, ranks = said(tmp_path, "train.py"), said(tmp_path, *RUN, "--cluster", cluster, "train.py")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_python_of_a_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSOROPT_COLLECTIVES", "emulated")
+    write(page=program_of(page))
+    said("page.py")
+
+
+def test_readme_trains_on_two_ranks_as_on_one() -> None:
+    write(train=blocks(ROOT / "README.md")[0])
+    options = on_fast_links(Path.cwd())  # by measurements it may pay to split nothing
+    plain, ranks = said("train.py"), said("-m", "tensoropt.unchanged", options, "train.py", n_ranks=2)
     assert losses(ranks) == pytest.approx(losses(plain), abs=2e-4)
     assert re.search(r"plan: 2 devices, [1-9]\d* of \d+ operators split", ranks)
 
 
-def follow_first_tutorial(folder: Path) -> None:
-    """Write the scripts of the tutorial from a Keras script to two machines, with fewer steps where it shows but one."""
-    script, changed, reads, resumes = blocks(ROOT / "docs" / "start" / "keras-to-two-machines.md")
-    head = "import tensoropt\n" + "".join(script.splitlines(keepends=True)[:-3]) + changed.split("trainer.fit")[0]
-    fit = "trainer.fit(data, epochs=1, steps_per_epoch=2, verbose=2)\n"
-    files = {
-        "train": script, "train_parallel": head + "trainer.fit" + changed.split("trainer.fit")[1],
-        "reads": reads, "resume": head + resumes,
-        "limited": head.replace("batch_size=128,", 'batch_size=128, memory="3MB",') + fit,
-        "fails": head + 'if trainer.ranks.rank == 1:\n    raise ValueError("not today")\n' + fit,
-    }  # fmt: skip
-    for name, text in files.items():
-        (folder / f"{name}.py").write_text(text)
-
-
-@pytest.mark.large
-def test_from_a_keras_script_to_two_ranks_and_three(tmp_path: Path) -> None:
+def test_from_a_keras_script_to_two_ranks_and_three() -> None:
     """Between two machines tests/runtime/test_two_machines.py trains."""
-    follow_first_tutorial(tmp_path)
-    plain, ranks = said(tmp_path, "train.py"), said(tmp_path, *RUN, "train_parallel.py")
+    script, changed, reads, resumes = blocks(ROOT / "docs" / "start" / "keras-to-two-machines.md")
+    head, fit = changed.split("trainer.fit")
+    head = "import tensoropt\n" + "".join(script.splitlines(keepends=True)[:-3]) + head
+    step = "trainer.fit(data, epochs=1, steps_per_epoch=1, verbose=2)\n"
+    fails = head + 'if trainer.ranks.rank == 1:\n    raise ValueError("not today")\n' + step
+    limited = head.replace("batch_size=128,", 'batch_size=128, memory="3MB",') + step
+    write(train=script, train_parallel=f"{head}trainer.fit{fit}", read=reads)
+    write(resume=head + resumes, limited=limited, fails=fails)
+    plain, ranks = said("train.py"), said("train_parallel.py", n_ranks=2)
     assert losses(ranks) == pytest.approx(losses(plain), abs=2e-4) and "2 devices (1 | 2)" in ranks
-    assert re.search(r"^0\.9\d+$", said(tmp_path, "reads.py"), re.MULTILINE)
-    resumed = said(tmp_path, "run", "-n", "3", "resume.py")
+    assert re.search(r"^0\.9\d+$", said("read.py"), re.MULTILINE)
+    resumed = said("resume.py", n_ranks=3)
     assert "Epoch 4/5" in resumed and "Epoch 3/5" not in resumed and max(losses(resumed)) < losses(plain)[-1]
+    assert re.search(r"micro-batches, ([12]\.\d+|3) MB per device", said("limited.py", n_ranks=2))
+    assert "tensoropt: rank 1: ValueError: not today (at fails.py:" in said("fails.py", n_ranks=2, code=1)
 
 
-@pytest.mark.large
-def test_from_a_keras_script_to_a_memory_limit_and_a_failure(tmp_path: Path) -> None:
-    follow_first_tutorial(tmp_path)
-    assert re.search(r"micro-batches, ([12]\.\d+|3) MB per device", said(tmp_path, *RUN, "limited.py"))
-    assert "tensoropt: rank 1: ValueError: not today (at fails.py:" in said(tmp_path, *RUN, "fails.py", code=1)
-
-
-@pytest.mark.large
-def test_from_a_laptop_search_to_a_plan(tmp_path: Path) -> None:
+def test_from_a_laptop_search_to_a_plan() -> None:
     """Tables of plans are those of the page: costs follow from a description of the hardware."""
     page = ROOT / "docs" / "start" / "search-to-plan.md"
-    digits, asks, trains = blocks(page)
-    for name, text in {"digits": digits, "ask": asks, "train_plan": trains}.items():
-        (tmp_path / f"{name}.py").write_text(text)
+    write(**dict(zip(("digits", "ask", "train_plan"), blocks(page), strict=True)))
     commands = [text.split() for text in blocks(page, "") if text.startswith("tensoropt search")]
-    curve, frontier = (said(tmp_path, *command[1:]) for command in commands)
+    curve, frontier = (said("-m", *command) for command in commands)
     shown = [line for text in blocks(page, "") for line in text.splitlines() if re.match(r" +\d+ .*\d", line)]
     assert len(shown) == 9
     printed = {" ".join(line.split()) for line in (curve + frontier).splitlines()}
     assert not {" ".join(line.split()) for line in shown} - printed
-    refused = said(tmp_path, *commands[1][1:], "--memory", "1MB", code=2)
+    refused = said("-m", *commands[1], "--memory", "1MB", code=2)
     assert "tensoropt: no plan fits 1,000,000 bytes (1 MB) per device" in refused
-    assert "5 plans" in said(tmp_path, "ask.py")
-    ranks = said(tmp_path, *RUN, "train_plan.py")
+    assert "5 plans" in said("ask.py")
+    ranks = said("train_plan.py", n_ranks=2)
     assert "2 devices (1 | 2), 5.55 MB" in ranks and losses(ranks)[-1] < 0.5
