@@ -182,13 +182,6 @@ def _ancestors(op: tf.Operation) -> set[tf.Operation]:
     return sources.union(*map(_ancestors, sources))
 
 
-def test_numbers_and_collectives_are_the_same_in_order() -> None:
-    model = zoo.record(zoo.cnn, "momentum")
-    for seed in range(2):
-        view = random_strategy(model, Mesh.of(2), seed)
-        train_and_check(engine_of(model, view, random_router(seed), EmulatedBackend(Mesh.of(2)), in_order=True), model)
-
-
 def test_in_order_each_operator_waits_for_few_before_it() -> None:
     model = zoo.record(zoo.mlp, "sgd")
     view = random_strategy(model, Mesh.of(2), 1)

@@ -102,17 +102,6 @@ def test_digests_tell_structures_apart() -> None:
     assert len(set(by_seed)) == 3
 
 
-def test_collectives_are_chained_by_data() -> None:
-    """Control dependencies would not do: TensorFlow's graph optimizer drops some, and ranks would go apart."""
-    model, mesh = zoo.record(zoo.mlp, "momentum"), Mesh.of(2)
-    engine = engine_of(model, random_strategy(model, mesh, 1), PathFinder(Link()), CommunicatingBackend(mesh, 0, Nobody()))
-    built = engine.function(training_fetch(model), tuple(feeds_of(model.graph, model.batches[0])))
-    callbacks = callbacks_of(built)
-    assert len(callbacks) > 5
-    for before, callback in pairwise(callbacks):
-        assert callback.inputs[0] is before.outputs[0]
-
-
 def callbacks_of(built: BuiltFunction) -> list[tf.Operation]:
     return [op for op in built.call.graph.get_operations() if op.type == "PyFunc"]
 

@@ -8,11 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-
-from mpi4py import MPI
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import tensorflow as tf
 from helpers import zoo
@@ -27,6 +22,7 @@ from helpers.strategies import (
     slides,
     train_and_check,
 )
+from mpi4py import MPI
 
 from tensoropt.lowering.resharding.backends import CommunicatingBackend
 from tensoropt.lowering.resharding.in_graph import GraphBackend

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from helpers.mpirun import ROOT, run_ranks
+from helpers.mpirun import run_ranks
 
 TELLS = """
 import os, random, sys, numpy
@@ -29,37 +28,6 @@ def test_ranks_differ_in_what_processes_draw_and_have_what_they_are_given(tmp_pa
     assert sorted(ranks) == ["0", "1"] and set(given) == {"value"} and set(arguments) == {"['a b', '1']"}
     assert set(folders) == {os.getcwd()} and set(names) == {"__main__"} and set(files) == {str(script)}
     assert all(first != second for first, second in drawn)
-
-
-IMPORTS = """
-import os, sys
-before = [name for name in sys.modules if name.startswith("tensoropt")]
-os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"] = str(os.cpu_count())
-from tensoropt.runtime import ranks
-known = sys.modules["tensoropt.runtime.ranks"] is ranks
-import tensoropt
-print(before, os.environ["TF_NUM_INTRAOP_THREADS"], known, tensoropt.runtime.ranks is ranks, tensoropt.__file__)
-"""
-
-
-def test_a_rank_imports_the_package_in_its_own_environment(tmp_path: Path) -> None:
-    """The server has imported it already, but what a rank finds there comes from the rank's environment."""
-    script = tmp_path / "imports.py"
-    script.write_text(IMPORTS)
-    done = run_ranks(2, script)
-    assert done.returncode == 0, done.stderr
-    file = ROOT / "tensoropt" / "__init__.py"
-    assert done.stdout.splitlines() == [f"[] 1 True True {file}"] * 2
-
-
-@pytest.mark.parametrize(
-    ("ends", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", 128 + signal.SIGKILL), ("raise ValueError('so')", 1)]
-)
-def test_ranks_end_with_the_code_of_their_script(ends: str, code: int, tmp_path: Path) -> None:
-    script = tmp_path / "ends.py"
-    script.write_text(f"import os, sys\nprint('up', flush=True)\n{ends}\n")
-    done = run_ranks(2, script)
-    assert done.returncode == code and "up" in done.stdout, done.stderr
 
 
 def test_a_rank_that_hangs_is_killed(tmp_path: Path) -> None:

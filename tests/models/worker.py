@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import keras
 from helpers.switches import floats

@@ -197,11 +197,6 @@ def test_plans_depend_on_an_optimizers_slots_and_not_on_its_hyperparameters() ->
         assert graph(lambda v, changed=changed: optimizers.Adam(0.1, **changed)).digest != one.digest
 
 
-def test_slots_are_counted() -> None:
-    assert [update.slots for update in case_of("mlp", CASES["amsgrad"][1], n_steps=0).graph.updates["w1"]] == [4]
-    assert [update.slots for update in case_of("mlp", CASES["sgd-set"][1], n_steps=0).graph.updates["w1"]] == [1]
-
-
 KEEPING_SLOTS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "averages": lambda: optimizers.SGD(momentum=0.9, use_ema=True),
     "amsgrad": lambda: optimizers.Adam(amsgrad=True),

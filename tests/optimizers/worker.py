@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-
-from mpi4py import MPI
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import tensorflow as tf
 from helpers.strategies import assert_close, feeds_of
+from mpi4py import MPI
 from optimizers.models import case_of
 from optimizers.test_keras import CASES
 from optimizers.test_rows import CASES as ROWS

@@ -322,14 +322,6 @@ def test_a_caught_exit_is_no_failure(tmp_path):
     assert codes == [0, 0] and result.stdout.count("went on") == 2
 
 
-def test_a_leftover_rank_waits_asleep_and_exits_0(tmp_path):
-    result, codes = run_recorded(tmp_path, 3, "leftover", "all")
-    assert codes == [0] * 3, result.stderr
-    assert result.stdout.count("worked") == 2
-    (cpu_s,) = re.findall(r"leftover cpu ([\d.]+)", result.stdout)
-    assert float(cpu_s) < 0.4  # of 4 s waited
-
-
 def test_a_leftover_rank_fails_with_those_at_work(tmp_path):
     result, codes = run_recorded(tmp_path, 3, "leftover-input", "all")
     assert result.returncode in (1, 2) and 0 not in codes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from itertools import product
@@ -14,6 +15,7 @@ from helpers.large import first
 from helpers.mpirun import ROOT, run_ranks
 from helpers.nvml import GIB, a_driver
 
+from tensoropt.common.errors import InputError
 from tensoropt.runtime.gpus import Gpu, shares, take, visible_gpus
 from tensoropt.runtime.ranks import current_processes
 from tensoropt.tools.cli import doctor
@@ -116,10 +118,20 @@ def test_processes_that_share_gpus_for_trying_out_do_without_nccl() -> None:
         (["a:1:V100:2"], "rank 0 can't use V100 (85.9 GB) on a, which is in a mode that prohibits computing"),
     ],
 )
-def test_processes_whose_gpus_can_not_be_shared_out_are_refused(seen: list[str], said: str) -> None:
-    result = ranks(*seen, TENSOROPT_SHARE_GPUS=str(int("V100" in seen[0])))
+def test_gpus_that_can_not_be_shared_out_are_refused(seen: list[str], said: str) -> None:
+    hosts, gpus = [], []
+    for host, n_gpus, *named in (text.split(":") for text in seen):
+        hosts.append(host)
+        gpus.append([a_gpu(number, *named[:1], mode=int(*named[1:])) for number in range(int(n_gpus))])
+    with pytest.raises(InputError, match=re.escape(said)):
+        shares(gpus, hosts, "V100" in seen[0])
+
+
+def test_a_refusal_ends_all_processes_with_one_sentence() -> None:
+    result = ranks("a:1", "b:0")
     assert (result.returncode, result.stdout) == (2, ""), result.stderr
-    assert result.stderr.count(said) == result.stderr.count("tensoropt: ") == 1 and "Traceback" not in result.stderr
+    assert result.stderr.count("sees no GPU, and rank 0 on a sees 1 GPU") == result.stderr.count("tensoropt: ") == 1
+    assert "Traceback" not in result.stderr
 
 
 def test_the_doctor_of_ranks_with_simulated_gpus(tmp_path: Path) -> None:

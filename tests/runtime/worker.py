@@ -129,14 +129,6 @@ def main() -> None:
             search()
         processes.broadcast(None, "a plan")
         processes.gather(None, "a plan")
-    elif kind == "leftover":
-        if processes.rank == processes.size - 1:
-            before = time.process_time()
-            processes.wait_for_others()
-            print(f"leftover cpu {time.process_time() - before:.3f}")
-            sys.exit(0)
-        time.sleep(4)
-        print("worked")
     elif kind == "leftover-input":
         if processes.rank == processes.size - 1:
             processes.wait_for_others()

@@ -315,7 +315,7 @@ def test_what_run_refuses_to_feed():
     with tf.Graph().as_default():
         foreign = tf.compat.v1.placeholder(tf.float32, [8, 6], name="x")
     cases = [
-        ({model.x: IMAGES[:4], model.y: LABELS}, r"fed for x:0 \(models.py:\d+\) has shape \[4, 6\], expected \[8, 6\]"),
+        ({model.x: IMAGES[:4], model.y: LABELS}, r"\(models.py:\d+\) has shape \[4, 6\], expected \[8, 6\]: the full batch"),
         ({model.x: IMAGES.astype(str), model.y: LABELS}, r"fed for x:0 \(.*\) has type <U32, expected float32; convert it"),
         ({model.x: IMAGES, model.y: LABELS / 2}, r"fed for y:0 \(.*\) has type float64, expected int64"),
         ({model.x: IMAGES + 1j, model.y: LABELS}, "has type complex64, expected float32"),
@@ -364,5 +364,9 @@ def test_feeds_that_are_fine():
         (tensoropt.local(IMAGES), LABELS),
     ):
         assert tensoropt.run(model.loss, {"x:0": x, model.y: y}) == expected
+    ones = np.ones_like(IMAGES)
+    assert tensoropt.run(model.loss, {"x:0": ones.astype(int).tolist(), model.y: LABELS}) == tensoropt.run(
+        model.loss, {"x:0": ones, model.y: LABELS}
+    )
     # Any tensor can be fed, as in TensorFlow.
     assert tensoropt.run(model.loss, {model.logits: np.zeros((8, 5)), model.y: LABELS}) == pytest.approx(np.log(5))

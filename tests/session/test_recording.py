@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -271,6 +271,11 @@ def test_running_alone_is_said_once(capfd, monkeypatch):
     assert capfd.readouterr().err.count("tensoropt: started alone, on one device; mpirun -n N python SCRIPT starts N") == 1
 
 
+class Pair(NamedTuple):
+    loss: Any
+    weights: Any
+
+
 def test_fetches_come_back_in_their_structure_whatever_was_fetched_before():
     """Plans of fetches are kept: neither a list that grows nor another structure of the same tensors gets another one's."""
     begin()
@@ -280,7 +285,7 @@ def test_fetches_come_back_in_their_structure_whatever_was_fetched_before():
     for _ in range(2):
         first = tensoropt.run(fetches, feeds)
         assert [np.shape(each) for each in first] == [(), (6, 4)] and type(first) is list
-        assert type(tensoropt.run((loss, w), feeds)) is tuple
+        assert type(tensoropt.run((loss, w), feeds)) is tuple and type(tensoropt.run(Pair(loss, w), feeds)) is Pair
         assert tensoropt.run(loss, feeds).shape == () and tensoropt.run(loss.name, feeds) == tensoropt.run(loss, feeds)
         named = tensoropt.run({"w": w, "both": [loss, [w]]}, feeds)
         assert named["w"].shape == named["both"][1][0].shape == (6, 4)

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from trainer.models import BATCH, batches, fresh_plain, images, parallelized, restart, shuffled
+from trainer.models import BATCH, assert_same_weights, batches, fresh_plain, images, parallelized, restart, shuffled
 
 import tensoropt
 from tensoropt.common.errors import InputError, TensorOptError
@@ -150,8 +150,7 @@ def test_a_fit_that_is_cut_short_goes_on_as_one_that_was_not(trainer, kind, tmp_
     got, again = (result(trainer, kind, tmp_path / "cut") for _ in range(2))
     for one in (got, again):
         assert repr(one[:6]) == repr(expected[:6])
-        for value, other in zip(one[6], expected[6], strict=True):
-            np.testing.assert_array_equal(value, other)
+        assert_same_weights(one[6], expected[6], 0)
     if kind in ("arrays", "dataset"):  # others read ahead in a thread, which draws too
         assert got[7] == again[7] == expected[7]
     said = capfd.readouterr().err
@@ -200,8 +199,7 @@ def test_training_goes_on_while_the_state_of_a_step_is_written(trainer, tmp_path
         result(trainer, "dataset", tmp_path / "cut", 13, every=4)
     got = result(trainer, "dataset", tmp_path / "cut", every=100)
     assert repr(got[:6]) == repr(expected[:6])
-    for value, other in zip(got[6], expected[6], strict=True):
-        np.testing.assert_array_equal(value, other)
+    assert_same_weights(got[6], expected[6], 0)
     assert len(rooms) == 1 and in_room == [True, True]
     assert "/cut/fit-0/step-4' (epoch 1, step 4)" in capfd.readouterr().err
 
@@ -234,9 +232,8 @@ class Opaque(keras.callbacks.Callback):
     ],
 )
 def test_wrong_arguments_are_refused(tmp_path, given, sentence):
-    with pytest.raises(InputError) as refusal:
+    with pytest.raises(InputError, match=sentence):
         tensoropt.Survive(tmp_path, **given)
-    assert sentence in str(refusal.value)
 
 
 def test_a_fit_that_cannot_be_kept_is_refused(trainer, tmp_path):
@@ -247,9 +244,8 @@ def test_a_fit_that_cannot_be_kept_is_refused(trainer, tmp_path):
         ([keeper, keras.callbacks.BackupAndRestore(tmp_path)], "Survive does what BackupAndRestore does"),
         ([tensoropt.Survive("/proc/none")], "nothing can be saved in '/proc/none/fit-0'"),
     ):
-        with pytest.raises(InputError) as refusal:
+        with pytest.raises(InputError, match=sentence):
             trainer.fit(batches(16), verbose=0, callbacks=callbacks)
-        assert sentence in str(refusal.value)
     with pytest.raises(InputError, match=r"takes what its loop trains: a trainer, .*; got 'model'"):
         next(keeper.steps(3, "model"))
     with pytest.raises(InputError, match=r"keeps numbers, text and arrays in state=, .* got a value of type object"):
@@ -311,6 +307,5 @@ def test_a_loop_of_ones_own_goes_on(kind, tmp_path, capfd):
         loop(kind, tmp_path / "cut", 8)
     got = loop(kind, tmp_path / "cut")
     assert got[0] == expected[0]
-    for value, other in zip(got[1], expected[1], strict=True):
-        np.testing.assert_array_equal(value, other)
+    assert_same_weights(got[1], expected[1], 0)
     assert f"goes on from '{tmp_path}/cut/fit-0/step-6' (step 6)" in capfd.readouterr().err

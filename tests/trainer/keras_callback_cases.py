@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 from trainer.keras_cases import IN_ORDER, WHOLE, Case, Use, printed
 from trainer.keras_models import BATCH, FOUR, STRUCTURE, N, X, Y
 
@@ -123,7 +124,7 @@ def _kept(model: Any, folder: Path) -> Any:
         keras.callbacks.ModelCheckpoint(folder / "{epoch}-{loss:.6f}.keras"),
     ]
     model.fit(X, Y, epochs=3, callbacks=[callbacks], verbose=0, validation_data=(X, Y), **IN_ORDER)  # nested
-    names = sorted(file.name for file in folder.iterdir())
+    names = _files(folder)
     found = []
     for name in names:
         if name.endswith(".weights.h5"):
@@ -131,7 +132,8 @@ def _kept(model: Any, folder: Path) -> Any:
             found.append(model.get_weights())
         else:
             loaded = keras.models.load_model(folder / name)
-            found.append((loaded.get_weights(), loaded.evaluate(X, Y, batch_size=BATCH, verbose=0)))
+            slots = [variable.numpy() for variable in loaded.optimizer.variables]
+            found.append((loaded.get_weights(), slots, loaded.evaluate(X, Y, batch_size=BATCH, verbose=0)))
     return names, found
 
 
@@ -142,7 +144,7 @@ def _interrupted(model: Any, folder: Path) -> Any:
         if batch == 1 and len(seen) == 2:
             raise KeyboardInterrupt
 
-    seen: list[int] = []
+    seen: list[Any] = []
     begun = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: seen.append(epoch), on_train_batch_end=cut)
     given = {"epochs": 3, "verbose": 0, **IN_ORDER}
 
@@ -152,9 +154,13 @@ def _interrupted(model: Any, folder: Path) -> Any:
     try:
         model.fit(X, Y, callbacks=[begun, backup()], **given)
     except KeyboardInterrupt:
-        seen.append(-1)
+        seen.append(_files(folder))
     history = model.fit(X, Y, callbacks=[backup()], **given)
-    return seen, history.epoch, history.history
+    return seen, history.epoch, history.history, _files(folder)
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(str(file.relative_to(folder)) for file in folder.rglob("*"))
 
 
 def _own_list(model: Any, folder: Path) -> Any:
@@ -165,8 +171,42 @@ def _own_list(model: Any, folder: Path) -> Any:
     return recorder.seen, history.history, model.history.history
 
 
+class Own(keras.callbacks.Callback):
+    """Sets the rate, evaluates, predicts, reads weights and stops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        model = self.model
+        model.optimizer.learning_rate = 0.5**epoch
+        self.seen.append((model.evaluate(X[:5], Y[:5], verbose=0), model.predict(X[:5], verbose=0), model.get_weights()))
+        model.stop_training = epoch == 1
+
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen.append(batch)
+
+
+def _by_own(model: Any, folder: Path) -> Any:
+    own = Own()
+    return model.fit(X, Y, epochs=4, callbacks=[own], verbose=0, **IN_ORDER).history, own.seen
+
+
+def _not_a_number(model: Any, folder: Path) -> Any:
+    """An epoch that is cut short by a loss that is no number, of which nothing is left."""
+    x, before = X.copy(), model.get_weights()
+    x[3] = np.nan
+    history = model.fit(x, Y, epochs=3, callbacks=[keras.callbacks.TerminateOnNaN()], verbose=0, **IN_ORDER)
+    model.set_weights(before)
+    return history.epoch
+
+
 CALLBACKS = (
     Case("what hooks are given", _recorded),
+    Case("a callback of the user's own", _by_own),
+    Case("TerminateOnNaN", steered(keras.callbacks.TerminateOnNaN, epochs=2)),
+    Case("TerminateOnNaN ends training", _not_a_number),
     Case("training stops in an epoch", _stopped("fit", X, Y, epochs=3, shuffle=False)),
     Case("evaluation stops", _stopped("evaluate", X, Y)),
     Case("prediction stops", _stopped("predict", X)),

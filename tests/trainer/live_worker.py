@@ -8,12 +8,8 @@ Reads, assignments and refusals on two ranks, all in one run; at last rank 0 alo
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import keras
 import numpy as np

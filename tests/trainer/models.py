@@ -97,6 +97,14 @@ def assert_same_history(got: keras.callbacks.History, expected: keras.callbacks.
         np.testing.assert_allclose(got.history[name], values, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
-def assert_same_weights(got: list[np.ndarray], expected: list[np.ndarray], tolerance: float = 1e-5) -> None:
+def assert_same_weights(
+    got: list[np.ndarray], expected: list[np.ndarray], tolerance: float = 1e-5, absolute: float | None = None
+) -> None:
+    """Assert that all are close, by the relative tolerance or, where a number is small, by the absolute one."""
     for one, other in zip(got, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance if absolute is None else absolute)
+
+
+def assert_alike(got: Any, expected: Any) -> None:
+    """Assert that structures of numbers are those of one device, in float64."""
+    assert_same_weights(*map(tf.nest.flatten, (got, expected)), 1e-9, 1e-12)

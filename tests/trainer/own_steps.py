@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from helpers.switches import floats
+from trainer.models import assert_alike, assert_same_weights
 
 import tensoropt
 
@@ -287,7 +288,7 @@ def loop_of(kind: str = "", **where: Any) -> tuple[Loop, Any]:
 
 def check_loop(path: str, **where: Any) -> None:
     """Check that a custom training loop gives TensorFlow's own numbers, also after it is saved, loaded and exported."""
-    with float64():
+    with floats("float64"):
         plain = Loop()
         expected = plain.run(tf.function(plain.step))
         loop, step = loop_of(**where)
@@ -299,45 +300,32 @@ def check_loop(path: str, **where: Any) -> None:
         np.testing.assert_allclose(other.run(loaded, 1), further, rtol=1e-9)
         loaded.export()
         assert loaded.plan.n_collectives
-        for one, another in zip(other.model.get_weights(), plain.model.get_weights(), strict=True):
-            np.testing.assert_allclose(one, another, rtol=1e-9, atol=1e-12)
+        assert_same_weights(other.model.get_weights(), plain.model.get_weights(), 1e-9, 1e-12)
+
+
+def compared(make: Callable[[], keras.Model], use: Callable[[Any], Any], **options: Any) -> Any:
+    """Check that what a use of a model's trainer gives, and its weights, are those of plain Keras; return the trainer."""
+    with floats("float64"):
+        keras.utils.set_random_seed(1)
+        plain = make()
+        expected = use(plain)
+        keras.utils.set_random_seed(1)
+        trainer = tensoropt.parallelize(make(), **{"batch_size": BATCH, "force": SPLIT, **options})
+        assert_alike([use(trainer), trainer.get_weights()], [expected, plain.get_weights()])
+    return trainer
 
 
 def check(name: str, **where: Any) -> Any:
     """Check that fit and evaluate under a plan give plain Keras's history, results and weights; return the trainer."""
-    with float64():
-        return _checked(CASES[name], where)
+    case, names = CASES[name], []
+    data = case.data()
+    x, y = data if isinstance(data, tuple) else (data, None)
 
+    def use(model: Any) -> Any:
+        history = model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
+        names.append(list(history))
+        return history, model.evaluate(x, y, batch_size=BATCH, verbose=0) if case.evaluates else ()
 
-@contextmanager
-def float64() -> Iterator[None]:
-    """Have Keras make everything in float64."""
-    kind, policy = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    try:
-        yield
-    finally:
-        keras.config.set_floatx(kind)
-        keras.config.set_dtype_policy(policy)
-
-
-def _checked(case: Case, where: Mapping[str, Any]) -> Any:
-    x, y = (case.data() if isinstance(case.data(), tuple) else (case.data(), None))
-    keras.utils.set_random_seed(1)
-    plain = case.model()
-    expected = plain.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
-    keras.utils.set_random_seed(1)
-    model = case.model()
-    data = case.data() if case.is_shown else None
-    trainer = tensoropt.parallelize(model, batch_size=BATCH, data=data, force=case.force, **where)
-    got = trainer.fit(x, y, epochs=2, shuffle=False, verbose=0)
-    assert list(got.history) == list(expected.history)
-    for key, values in expected.history.items():
-        np.testing.assert_allclose(got.history[key], values, rtol=1e-9, atol=1e-12, err_msg=key)
-    if case.evaluates:
-        evaluated = trainer.evaluate(x, y, verbose=0)
-        np.testing.assert_allclose(evaluated, plain.evaluate(x, y, batch_size=BATCH, verbose=0), rtol=1e-9)
-    for variable, one, other in zip(plain.weights, trainer.get_weights(), plain.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12, err_msg=variable.path)
+    trainer = compared(case.model, use, data=data if case.is_shown else None, force=case.force, **where)
+    assert names[0] == names[1]
     return trainer

@@ -6,9 +6,6 @@ mpirun -n 2 own_steps_worker.py FOLDER [all]    by "all" with two optimizers, as
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from session import updates
 from trainer import own_steps

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from trainer.models import batches, images, network, parallelized
+from trainer.models import assert_same_weights, batches, images, network, parallelized
 
 import tensoropt
 
@@ -39,25 +39,6 @@ class OwnStep(keras.Model):
         return super().train_step(data)
 
 
-class Odd(keras.layers.Layer):
-    """A layer that does what a plan can't."""
-
-    def __init__(self, what) -> None:
-        super().__init__()
-        self.what = what
-
-    def call(self, x):
-        return self.what(x)
-
-    def compute_output_shape(self, shape):
-        return shape
-
-
-def odd(what) -> keras.Model:
-    inputs = keras.Input((6,))
-    return keras.Model(inputs, keras.layers.Dense(5)(Odd(what)(keras.layers.Dense(6)(inputs))))
-
-
 def test_models_that_have_steps_of_their_own():
     model = OwnStep()
     model(np.zeros((8, 6, 6, 2)))
@@ -71,20 +52,7 @@ def test_models_that_have_steps_of_their_own():
         parallelized(frozen)
 
 
-def python_function(x):
-    return tf.ensure_shape(tf.py_function(lambda y: y * 2, [x], tf.float32), x.shape)
-
-
-def test_layers_that_no_plan_can_run():
-    with refuses(r"EagerPyFunc.* \(test_bad_input.py:\d+\)"):
-        parallelized(odd(python_function))
-
-
 def test_losses_and_optimizers():
-    with refuses(r"the loss must be one floating-point number for the whole batch, got a tensor of shape \(8,\)"):
-        w = tf.Variable(1.0)
-        captured = tensoropt.capture(lambda x: x[:, 0] * w, [tf.TensorSpec([8, 2])])
-        tensoropt.parallelize(captured, keras.optimizers.SGD(0.1), collectives="emulated", parallelism=2, cluster="v100-1x4")
     with refuses("optimizer takes a Keras optimizer or the name of one, got 'fastest'"):
         parallelized(optimizer="fastest")
     scaled = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, dtype="float8_from_mixed_bfloat16")])
@@ -159,5 +127,4 @@ def test_checkpoints_of_other_models_and_places_that_cant_be_written(trainer, tm
         trainer.save(tmp_path / "file" / "ckpt")
     with pytest.raises(tensoropt.TensorOptError, match=r"'/dev/full/x.weights.h5' can't be saved"):
         trainer.save_weights("/dev/full/x.weights.h5")
-    for one, other in zip(before, trainer.get_weights(), strict=True):
-        assert np.array_equal(one, other)
+    assert_same_weights(trainer.get_weights(), before, 0)

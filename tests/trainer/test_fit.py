@@ -11,7 +11,6 @@ import pytest
 import tensorflow as tf
 from trainer.models import (
     BATCH,
-    CLASSES,
     assert_same_history,
     assert_same_weights,
     batches,
@@ -65,71 +64,15 @@ class Pairs(keras.utils.PyDataset):
         return 3
 
     def __getitem__(self, index: int):
-        x, y = images(BATCH, seed=index)
-        return x.astype(np.float64), y[:, None].astype(np.int32)
+        return images(BATCH, seed=index)
 
 
-def generated():
-    while True:
-        for index in range(3):
-            yield images(BATCH, seed=index)
-
-
-def arrays():
+def test_pipelines_of_our_own_are_not_tuned(fresh):
     x, y = images()
-    return {"x": x, "y": y, "shuffle": False, "batch_size": BATCH}
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        arrays,
-        pytest.param(lambda: {**arrays(), "validation_split": 0.4}, marks=pytest.mark.large),
-        pytest.param(lambda: {**arrays(), "sample_weight": images()[1] + 0.5}, marks=pytest.mark.large),
-        lambda: {"x": Pairs(), "shuffle": False, "class_weight": {label: label + 1.0 for label in range(CLASSES)}},
-        lambda: {"x": generated(), "steps_per_epoch": 2, "shuffle": False},
-        lambda: {"x": batches().repeat(), "steps_per_epoch": 3, "validation_data": images(8), "validation_freq": 2},
-    ],
-    ids=["arrays", "validation split", "sample weights", "PyDataset and class weights", "generator", "repeated"],
-)
-def test_all_that_keras_takes(fresh, data):
-    expected = fresh_plain()
-    assert_same_history(fresh.fit(epochs=2, verbose=0, **data()), expected.fit(epochs=2, verbose=0, **data()))
-    assert_same_weights(fresh.get_weights(), expected.get_weights())
-    tuned = {pipeline.options().autotune.enabled for pipeline in fresh._progress.shares._pipelines.values()}
-    assert tuned == {None if isinstance(data()["x"], tf.data.Dataset) else False}
-
-
-def test_inputs_by_name_and_several_results():
-    def model() -> keras.Model:
-        keras.utils.set_random_seed(1)
-        left, right = keras.Input((4,), name="left"), keras.Input((3,), name="right")
-        x = keras.layers.Dense(6)(keras.layers.Concatenate()([left, right]))
-        return keras.Model([right, left], {"a": keras.layers.Dense(1)(x), "b": keras.layers.Dense(2)(x)})
-
-    # Whole batches: Keras weighs the losses of several results by batches and not by samples.
-    rng = np.random.default_rng(1)
-    x = {"left": rng.normal(size=(16, 4)), "right": rng.normal(size=(16, 3)), "unused": np.zeros(16)}
-    y = {"a": rng.normal(size=16), "b": rng.normal(size=(16, 2))}
-    given = {"loss": {"a": "mse", "b": "mae"}, "loss_weights": {"a": 2.0, "b": 1.0}, "metrics": {"a": ["mae"], "b": ["mse"]}}
-    trainer = parallelized(model(), keras.optimizers.SGD(0.1), **given)
-    expected = model()
-    expected.compile(keras.optimizers.SGD(0.1), **given)
-    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
-    del x["unused"]
-    assert_same_history(
-        trainer.fit(data, epochs=2, verbose=0), expected.fit(x, y, batch_size=BATCH, shuffle=False, epochs=2, verbose=0)
-    )
-    results = trainer.predict(x, verbose=0)
-    assert {name: value.shape for name, value in results.items()} == {"a": (16, 1), "b": (16, 2)}
-
-
-def test_averages_take_the_weights_place_at_the_end():
-    make = lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)  # noqa: E731
-    trainer, expected = parallelized(optimizer=make()), plain(make())
-    trainer.fit(batches(16), verbose=0)
-    expected.fit(batches(16), verbose=0)
-    assert_same_weights(trainer.get_weights(), expected.get_weights())
+    for data in ({"x": x, "y": y}, {"x": Pairs()}, {"x": batches()}):
+        fresh.fit(**data, verbose=0)
+        tuned = {pipeline.options().autotune.enabled for pipeline in fresh._progress.shares._pipelines.values()}
+        assert tuned == {None if isinstance(data["x"], tf.data.Dataset) else False}
 
 
 def test_the_users_model_has_the_trained_values_and_stays_uncompiled(fresh):

@@ -12,6 +12,7 @@ from helpers.large import first
 from random_models.drawing import CaseOptions
 from random_models.planning import plan_of
 from trainer.deferred_cases import BATCH, LABELS, TOKENS, backbone, classes, contrastive, trainer_of
+from trainer.models import assert_same_weights
 
 import tensoropt
 from tensoropt.trainer.capture.programs import EVALUATE, PREDICT, TRAIN
@@ -56,8 +57,7 @@ def test_other_shapes_inherit_all_of_a_plan_and_give_plain_keras_numbers(seed: i
     plain = backbone()
     plain.compile(keras.optimizers.Adam(1e-2), classes(), jit_compile=False)
     np.testing.assert_allclose(ours, batches(plain, shapes), rtol=1e-9)
-    for one, other in zip(trainer.get_weights(), plain.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+    assert_same_weights(trainer.get_weights(), plain.get_weights(), 1e-9, 1e-12)
 
     planned, others = trainer.plan.stages[0].strategy, trainer.ranks.runs._others
     assert planned.shared

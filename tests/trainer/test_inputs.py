@@ -273,12 +273,6 @@ def test_steps_in_two_threads_at_once(trainer, monkeypatch):
 # On ranks
 
 
-@pytest.mark.large
-def test_on_two_ranks_ctc_trains_as_on_one_device():
-    result = run_ranks(2, WORKER, "ctc")
-    assert result.returncode == 0 and result.stdout.count("as on one device") == 2, result.stderr
-
-
 def test_on_two_ranks_wrong_input_ends_all_with_one_sentence():
     result = run_ranks(2, WORKER, "wrong")
     assert result.stdout.count("refused: load (inputs_worker.py") == 2

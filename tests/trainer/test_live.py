@@ -129,22 +129,19 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=pytest.mark.large) if way in ("layer", "bias", "value") else way for way in WAYS]
-)
-def test_training_goes_on_from_what_is_assigned(way):
+def test_training_goes_on_from_what_is_assigned():
     model, whole = network(), plain(keras.optimizers.SGD(0.1))
-    assign = [WAYS[way](each) for each in (model, whole)]
+    ways = {way: [make(each) for each in (model, whole)] for way, make in WAYS.items()}
     trainer = parallelized(model, keras.optimizers.SGD(0.1), n_ranks=2)
-    for _ in range(2):
+    for way, assign in [*ways.items()] * 2:
         losses = [each.train_on_batch(*images(8))[0] for each in (trainer, whole)]
-        assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+        assert losses[0] == pytest.approx(losses[1], rel=1e-4), f"before {way}"
         for each in assign:
             each()
         assert_same_weights(model.get_weights(), whole.get_weights(), 1e-4)
         np.testing.assert_allclose(model.predict_on_batch(images(8)[0]), whole.predict_on_batch(images(8)[0]), atol=1e-4)
-    assert_same_weights(trainer.get_weights(), whole.get_weights(), 1e-4)
-    assert trainer.test_on_batch(*images(8)) == pytest.approx(whole.test_on_batch(*images(8)), rel=1e-4)
+        assert_same_weights(trainer.get_weights(), whole.get_weights(), 1e-4)
+        assert trainer.test_on_batch(*images(8)) == pytest.approx(whole.test_on_batch(*images(8)), rel=1e-4), f"after {way}"
 
 
 def test_what_nobody_touches_costs_nothing(trainer, monkeypatch):
@@ -171,28 +168,20 @@ def schedules(optimizer):
     optimizer.learning_rate = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
 
 
-@pytest.mark.parametrize(
-    ("set_them", "by_trainer"),
-    [
-        (rates, True),
-        pytest.param(decays, True, marks=pytest.mark.large),
-        (clips, False),
-        pytest.param(schedules, False, marks=pytest.mark.large),
-    ],
-)
-def test_the_next_step_takes_the_optimizers_attributes(set_them, by_trainer):
-    ours, own = keras.optimizers.AdamW(1e-2, weight_decay=0.01), keras.optimizers.AdamW(1e-2, weight_decay=0.01)
+def test_the_next_step_takes_the_optimizers_attributes():
+    ours, own = (keras.optimizers.AdamW(1e-2, weight_decay=0.01) for _ in range(2))
     trainer, whole = parallelized(optimizer=ours, n_ranks=2), plain(own)
-    for k in range(3):
-        if k:
-            set_them(trainer.optimizer if by_trainer else ours)
+    for set_them in (None, rates, decays, clips, schedules):
+        if set_them:
+            set_them(ours if set_them in (clips, schedules) else trainer.optimizer)
             set_them(own)
             whole.make_train_function(force=True)
-        for each in (trainer, whole):
-            each.train_on_batch(*images(8))
-    assert int(ours.iterations) == int(own.iterations) == trainer.optimizer.iterations
-    assert float(ours.learning_rate) == pytest.approx(float(own.learning_rate))
-    assert_same_weights(trainer.get_weights(), whole.get_weights(), 1e-4)
+        for _ in range(2):
+            for each in (trainer, whole):
+                each.train_on_batch(*images(8))
+        assert int(ours.iterations) == int(own.iterations) == trainer.optimizer.iterations
+        assert float(ours.learning_rate) == pytest.approx(float(own.learning_rate))
+        assert_same_weights(trainer.get_weights(), whole.get_weights(), 1e-4)
 
 
 def test_what_an_optimizer_would_keep_otherwise_is_refused():

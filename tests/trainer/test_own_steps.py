@@ -12,7 +12,8 @@ import pytest
 import tensorflow as tf
 from helpers.large import first
 from helpers.mpirun import run_ranks
-from trainer.own_steps import CASES, check, float64, inputs, loop_of
+from helpers.switches import floats
+from trainer.own_steps import CASES, check, inputs, loop_of
 
 import tensoropt
 
@@ -39,7 +40,7 @@ def test_steps_of_their_own_give_plain_keras_numbers(name: str, tmp_path: Path):
         assert again["g_loss"] == pytest.approx(expected["g_loss"], rel=1e-9)
     if name == "distiller":
         trainer.save_weights(tmp_path / "of.weights.h5")
-        with float64():
+        with floats("float64"):
             other = CASES[name].model()
         other.optimizer.build(other.trainable_variables)
         other.load_weights(tmp_path / "of.weights.h5")

@@ -13,9 +13,7 @@ import pytest
 import tensorflow as tf
 from helpers.large import first
 from helpers.mpirun import run_ranks
-from trainer.models import METRICS, assert_same_weights, batches, images, loss, network, plain, samples_after
-
-import tensoropt
+from trainer.models import assert_same_weights, batches, images, plain, samples_after
 
 pytestmark = [
     pytest.mark.usefixtures("float64"),
@@ -31,23 +29,6 @@ def ran(n_ranks: int, *arguments: object):
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("done") == n_ranks
     return result
-
-
-@pytest.mark.large
-def test_ten_steps_on_four_ranks_and_ten_on_two_or_in_plain_keras_are_twenty(tmp_path: Path):
-    expected = plain()
-    expected.fit(batches(40), epochs=4, verbose=0)
-    ran(4, "save", tmp_path)
-    ran(2, "load", tmp_path)
-    with np.load(tmp_path / "weights.npz") as weights:
-        assert_same_weights(list(weights.values()), expected.get_weights())
-    assert_same_weights(keras.models.load_model(tmp_path / "whole.keras").get_weights(), expected.get_weights())
-
-    model, optimizer = network(), keras.optimizers.Adam(1e-2)
-    tensoropt.load_checkpoint(tmp_path / "ckpt", model, optimizer)
-    model.compile(optimizer, loss(), metrics=METRICS, jit_compile=False)
-    model.fit(batches(40), epochs=2, verbose=0)
-    assert_same_weights(model.get_weights(), expected.get_weights())
 
 
 @pytest.mark.parametrize("how", first(1, ["split", "unsplit"]))

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.large import first
-from trainer.own_steps import BATCH, SPLIT, float64, inputs, labelled
+from helpers.switches import floats
+from trainer.models import assert_same_weights
+from trainer.own_steps import BATCH, SPLIT, compared, inputs, labelled
 
 import tensoropt
 
@@ -35,21 +37,6 @@ def model_of(step: Callable[..., Any], **compiled: Any) -> keras.Model:
 
 def fitted(model: Any, x: Any, y: Any = None, **named: Any) -> Any:
     return model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, **named).history
-
-
-def check(step: Callable[..., Any], use: Callable[[Any], Any], **compiled: Any) -> Any:
-    """Check that what a use of the trainer gives, and its weights, are those of plain Keras; return the trainer."""
-    with float64():
-        keras.utils.set_random_seed(1)
-        plain = model_of(step, **compiled)
-        expected = use(plain)
-        keras.utils.set_random_seed(1)
-        trainer = tensoropt.parallelize(model_of(step, **compiled), force=SPLIT, **EMULATED)
-        got = use(trainer)
-    pairs = zip(*map(tf.nest.flatten, ([got, trainer.get_weights()], [expected, plain.get_weights()])), strict=True)
-    for one, other in pairs:
-        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
-    return trainer
 
 
 def sharpness_aware(model: Any, data: Any) -> dict[str, Any]:
@@ -81,7 +68,8 @@ def with_constants(model: Any, data: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("step", [sharpness_aware, with_constants])
 def test_steps_give_plain_keras_numbers(step: Callable[..., Any]):
     (x, y), n = labelled(), 20 if step is with_constants else 16
-    assert check(step, lambda model: fitted(model, x[:n], y[:n])).plan.n_collectives
+    trainer = compared(lambda: model_of(step), lambda model: fitted(model, x[:n], y[:n]), **EMULATED)
+    assert trainer.plan.n_collectives
 
 
 def with_labels_or_without(model: Any, data: Any) -> dict[str, Any]:
@@ -192,16 +180,12 @@ def test_variables_that_training_does_not_use_are_shared_by_all_other_programs(k
         return [*found, evaluated()]
 
     def compiled() -> Any:
-        keras.utils.set_random_seed(1)
         model = kind()
         model.compile("sgd", classes())
         return model
 
-    with float64():
-        expected, model = use(compiled()), compiled()
-        trainer = tensoropt.parallelize(model, force=SPLIT, **EMULATED)
-        for one, other in zip(*map(tf.nest.flatten, (use(trainer), expected)), strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+    compared(compiled, use, **EMULATED)
+    with floats("float64"):
         # Without a program that uses the other layer.
         model = compiled()
         trainer = tensoropt.parallelize(model, force=SPLIT, data=(x[:BATCH], y[:BATCH]), **EMULATED)
@@ -261,7 +245,6 @@ class Annealing(keras.callbacks.Callback):
 
 
 def annealed() -> keras.Model:
-    keras.utils.set_random_seed(1)
     model = Annealed([keras.Input((6,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(3)])
     model.compile("sgd", classes())
     return model
@@ -276,23 +259,19 @@ def annealed_use(model: Any) -> Any:
 
 
 def test_variables_beside_the_model_are_the_same_in_the_script_and_on_the_ranks(tmp_path: Path):
-    with float64():
-        expected = annealed_use(annealed())
-        trainer = tensoropt.parallelize(annealed(), force=SPLIT, **EMULATED)
-        for one, other in zip(*map(tf.nest.flatten, (annealed_use(trainer), expected)), strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
-        queue = trainer.queue.numpy()
-        trainer.save(tmp_path / "of")
-        trainer.queue.assign(0.0 * queue)
-        trainer.load(tmp_path / "of")
-        np.testing.assert_array_equal(trainer.queue.numpy(), queue)
-        with pytest.raises(AttributeError, match="'Annealed' object has no attribute 'other'"):
-            assert trainer.other
+    trainer = compared(annealed, annealed_use, **EMULATED)
+    queue = trainer.queue.numpy()
+    trainer.save(tmp_path / "of")
+    trainer.queue.assign(0.0 * queue)
+    trainer.load(tmp_path / "of")
+    np.testing.assert_array_equal(trainer.queue.numpy(), queue)
+    with pytest.raises(AttributeError, match="'Annealed' object has no attribute 'other'"):
+        assert trainer.other
 
 
 def test_an_attribute_that_the_captured_step_does_not_see_is_told_of(caplog: pytest.LogCaptureFixture):
     x, y = labelled()
-    with float64():
+    with floats("float64"):
         trainer = tensoropt.parallelize(annealed(), **EMULATED)
         trainer.scale = 2.0  # the step isn't captured yet
         assert trainer.inner.scale == 2.0
@@ -372,8 +351,7 @@ def test_a_checkpoint_of_a_training_step_is_one_of_its_model_and_optimizer(tmp_p
     plain, step, _ = loop_step(optimizer=adam)
     tensoropt.load_checkpoint(tmp_path, plain, adam)
     step(x[8:16], y[8:16])
-    for one, other in zip(plain.get_weights(), model.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+    assert_same_weights(plain.get_weights(), model.get_weights(), 1e-5, 1e-7)
 
 
 def test_a_longer_batch_with_a_number_beside_it_is_refused_by_the_longest_that_fits():

@@ -1,7 +1,5 @@
 """One rank of the tests under mpirun.
 
-mpirun -n 4 worker.py save FOLDER       10 steps, then a checkpoint
-mpirun -n 2 worker.py load FOLDER       10 steps more from it, by another plan; the weights into FOLDER/weights.npz
 mpirun -n 2 worker.py data FOLDER       data that each rank would draw differently, and callbacks that rank 0 alone has
 mpirun -n 2 worker.py data FOLDER unsplit    the same by a plan that splits nothing
 mpirun -n 2 worker.py models            models that can't be planned, or differ between the ranks
@@ -16,8 +14,6 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import keras
 import numpy as np
@@ -36,23 +32,6 @@ def parallelized(model: keras.Model | None = None, cluster: Hardware | None = No
     return tensoropt.parallelize(
         model, keras.optimizers.Adam(1e-2), loss(), metrics=METRICS, batch_size=BATCH, cluster=cluster
     )
-
-
-def save(folder: Path) -> None:
-    trainer = parallelized()
-    trainer.fit(batches(40), epochs=2, verbose=0)
-    trainer.save(folder / "ckpt")
-
-
-def load(folder: Path) -> None:
-    trainer = parallelized()
-    trainer.load(folder)
-    history = trainer.fit(batches(40), epochs=4, verbose=0)
-    weights = trainer.get_weights()
-    trainer.save(folder / "whole.keras")
-    if RANK == 0:
-        assert history.epoch == [2, 3]
-        np.savez(folder / "weights.npz", *weights)
 
 
 def measured() -> Hardware:
@@ -152,7 +131,7 @@ def main() -> None:
         tf.Variable(0.0)
         print(f"rank {RANK}: {os.environ['TF_NUM_INTRAOP_THREADS']} threads")
     else:
-        {"save": save, "load": load, "data": data}[what](Path(rest[0]), *rest[1:])
+        data(Path(rest[0]), *rest[1:])
     print(f"rank {RANK} done")
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 import tensoropt
 from tensoropt.frontend.tracing.capture import Capture
 
-CLUSTER = "v100-1x4"
+EMULATED: Any = {"cluster": "v100-1x4", "parallelism": 2, "collectives": "emulated"}
 RATE = 0.125  # exact in every type
 EXACT = 1e-10
 
@@ -46,14 +46,8 @@ def hold(function: Callable[..., tf.Tensor], variables: Sequence[tf.Variable], *
     """Train by a plan and by hand from the same values: losses and all variables are equal."""
     signature = [tf.TensorSpec(value.shape, value.dtype) for value in map(np.asarray, arguments)]
     first = [each.numpy() for each in variables]
-    trainer = tensoropt.parallelize(
-        tensoropt.capture(function, signature),
-        keras.optimizers.SGD(RATE),
-        cluster=CLUSTER,
-        parallelism=2,
-        force=force,
-        collectives="emulated",
-    )
+    captured = tensoropt.capture(function, signature)
+    trainer = tensoropt.parallelize(captured, keras.optimizers.SGD(RATE), force=force, **EMULATED)
     losses = [trainer.step(*arguments) for _ in range(3)]
     trainer.export()
     trained = [each.numpy() for each in variables]
@@ -111,8 +105,7 @@ def test_complex_variables_are_trained() -> None:
         return tf.reduce_mean(tf.square(tf.abs(product + 1.0))) + tf.reduce_sum(tf.math.imag(c))
 
     captured = tensoropt.capture(function, [tf.TensorSpec(x.shape, x.dtype)])
-    given = {"cluster": CLUSTER, "parallelism": 4, "collectives": "emulated"}
-    trainer = tensoropt.parallelize(captured, keras.optimizers.SGD(RATE), **given)
+    trainer = tensoropt.parallelize(captured, keras.optimizers.SGD(RATE), **{**EMULATED, "parallelism": 4})
     losses = [trainer.step(x) for _ in range(3)]
     trainer.export()
     trained = [w.numpy(), c.numpy()]
@@ -176,9 +169,7 @@ def test_structures_of_arguments() -> None:
 
     specs = {"x": tf.TensorSpec([8, 4], tf.float64), "y": tf.TensorSpec([8, 3], tf.float64)}
     captured = tensoropt.capture(function, [specs, tf.TensorSpec([], tf.float64)])
-    trainer = tensoropt.parallelize(
-        captured, keras.optimizers.SGD(RATE), cluster=CLUSTER, parallelism=2, collectives="emulated"
-    )
+    trainer = tensoropt.parallelize(captured, keras.optimizers.SGD(RATE), **EMULATED)
     expected = float(2 * np.mean((x @ w.numpy() - y) ** 2))
     assert trainer.step({"x": x, "y": y}, np.float64(2)) == pytest.approx(expected, rel=EXACT)
 
@@ -215,18 +206,6 @@ def test_variables_of_one_name_stay_apart() -> None:
     assert capture.name(one) != capture.name(other)
 
 
-def refused(function: Callable[..., Any], said: str, signature: Any = None) -> None:
-    w = variable("w", 6)
-    signature = [tf.TensorSpec([8, 6], tf.float64)] if signature is None else signature
-    with pytest.raises(tensoropt.InputError, match=said):
-        tensoropt.parallelize(
-            tensoropt.capture(lambda *x: function(*x, w), signature),
-            keras.optimizers.SGD(RATE),
-            cluster=CLUSTER,
-            collectives="emulated",
-        )
-
-
 def _by_python(x: tf.Tensor, w: tf.Variable) -> tf.Tensor:
     return tf.reduce_sum(tf.py_function(lambda value: value, [x], tf.float64) * w)
 
@@ -257,12 +236,15 @@ def _product(x: tf.Tensor, w: tf.Variable) -> tf.Tensor:
     ],
 )
 def test_what_cannot_be_captured_gets_a_sentence(function: Callable[..., Any], said: str, signature: Any) -> None:
-    refused(function, said, signature)
+    w = variable("w", 6)
+    signature = [tf.TensorSpec([8, 6], tf.float64)] if signature is None else signature
+    with pytest.raises(tensoropt.InputError, match=said):
+        tensoropt.parallelize(tensoropt.capture(lambda *x: function(*x, w), signature), "sgd", **EMULATED)
 
 
 def test_a_step_takes_what_the_signature_says() -> None:
     w = variable("w", 6)
     captured = tensoropt.capture(lambda x: tf.reduce_sum(x * w), [tf.TensorSpec([8, 6], tf.float64, name="x")])
-    trainer = tensoropt.parallelize(captured, "sgd", cluster=CLUSTER, parallelism=2, collectives="emulated")
+    trainer = tensoropt.parallelize(captured, "sgd", **EMULATED)
     with pytest.raises(tensoropt.InputError, match=r"shape \[4, 6\] for 'x', expected \[8, 6\]"):
         trainer.step(reals(4, 6))

@@ -11,8 +11,6 @@ import sys
 from pathlib import Path
 from unittest.mock import patch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-
 from runtime.checkpoint.states import Logical, assert_values, entries, layout_by_seed, replicated
 
 from tensoropt.reschedule.layout import Layout
