@@ -12,13 +12,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 from helpers.switches import floats
 from trainer.keras_callback_cases import CALLBACKS
 from trainer.keras_cases import EVALUATING, FITTING, Case
 from trainer.keras_models import KINDS
-from trainer.models import restart
+from trainer.models import fresh_plain, restart
 
 TOLERANCE = 1e-9
 CASES = {case.name: case for case in (*FITTING, *EVALUATING, *CALLBACKS)}
@@ -40,27 +39,6 @@ def fresh(kind: str, **options: Any) -> Any:
     return trainer
 
 
-@cache
-def plain_of(kind: str) -> tuple[keras.Model, list[np.ndarray]]:
-    """Plain Keras's model, and its first values; tracing one takes seconds."""
-    model = KINDS[kind].plain()
-    model.optimizer.build(model.trainable_variables)
-    return model, [variable.numpy() for variable in _state(model)]
-
-
-def _state(model: keras.Model) -> list[keras.Variable]:
-    return [*model.variables, *model.optimizer.variables]
-
-
-def fresh_plain(kind: str) -> keras.Model:
-    """Plain Keras's model as it was before its first step."""
-    model, values = plain_of(kind)
-    for variable, value in zip(_state(model), values, strict=True):
-        variable.assign(value)
-    model._initial_epoch = None
-    return model
-
-
 def check(case: Case, folder: Path, **options: Any) -> None:
     """Run a case by both.
 
@@ -70,7 +48,7 @@ def check(case: Case, folder: Path, **options: Any) -> None:
     trainer = fresh(case.kind, **options)
     got, weights = case.use(trainer, _made(folder / "ours")), trainer.get_weights()
     if RANK == 0:
-        plain = fresh_plain(case.kind)
+        plain = fresh_plain(KINDS[case.kind].plain)
         assert_same(got, case.use(plain, _made(folder / "keras")))
         assert_same(weights, plain.get_weights())
 

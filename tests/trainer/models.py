@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -75,17 +76,21 @@ def plain(optimizer: Any = None) -> keras.Model:
     return model
 
 
+def _state(model: keras.Model) -> list[keras.Variable]:
+    return [*model.variables, *model.optimizer.variables]
+
+
 @cache
-def _plain_and_values(floatx: str) -> tuple[keras.Model, list[np.ndarray]]:
-    model = plain()
+def _made(make: Callable[[], keras.Model], floatx: str) -> tuple[keras.Model, list[np.ndarray]]:
+    model = make()
     model.optimizer.build(model.trainable_variables)
-    return model, [variable.numpy() for variable in [*model.variables, *model.optimizer.variables]]
+    return model, [variable.numpy() for variable in _state(model)]
 
 
-def fresh_plain() -> keras.Model:
-    """That model by its usual optimizer, as it was before its first step: it is the same one each time, traced once."""
-    model, values = _plain_and_values(keras.config.floatx())
-    for variable, value in zip([*model.variables, *model.optimizer.variables], values, strict=True):
+def fresh_plain(make: Callable[[], keras.Model] = plain) -> keras.Model:
+    """A compiled model as it was before its first step: it is the same one each time, traced once, which takes seconds."""
+    model, values = _made(make, keras.config.floatx())
+    for variable, value in zip(_state(model), values, strict=True):
         variable.assign(value)
     model._initial_epoch = None
     return model

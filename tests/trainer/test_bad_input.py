@@ -12,8 +12,6 @@ from trainer.models import assert_same_weights, batches, images, network, parall
 
 import tensoropt
 
-pytestmark = pytest.mark.filterwarnings("ignore:.shuffle=True. was passed")
-
 
 def refuses(said: str):
     return pytest.raises(tensoropt.InputError, match=said)

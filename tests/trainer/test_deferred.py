@@ -18,8 +18,6 @@ import tensoropt
 
 pytestmark = [
     pytest.mark.usefixtures("float64", "graphs_as_built"),
-    pytest.mark.filterwarnings("ignore:.shuffle=True. was passed"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept"),  # of Keras's learning rate
     pytest.mark.filterwarnings("ignore:Gradients do not exist for variables"),  # of a result without a loss
 ]
 WORKER = Path(__file__).with_name("deferred_cases.py")

@@ -24,9 +24,6 @@ from trainer.models import (
 from tensoropt.profiling.hardware import Origin, named
 from tensoropt.runtime.ranks import Processes
 
-# Keras says so of every dataset and generator that its fit is given.
-pytestmark = pytest.mark.filterwarnings("ignore:.shuffle=True. was passed")
-
 
 @pytest.fixture(scope="module")
 def trainer():

@@ -18,7 +18,7 @@ import tensoropt
 from tensoropt.trainer.capture.programs import EVALUATE, PREDICT, TRAIN
 from tensoropt.tuning import asked_plan
 
-pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.filterwarnings("ignore:.shuffle=True. was passed")]
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def any_plan(seed: int, micro_batches: int | None) -> Any:

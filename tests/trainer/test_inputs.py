@@ -17,7 +17,6 @@ from trainer.models import BATCH, CLASSES, assert_same_weights, images, parallel
 
 import tensoropt
 
-pytestmark = pytest.mark.filterwarnings("ignore:.shuffle=True. was passed")
 WORKER = Path(__file__).with_name("inputs_worker.py")
 RANKS = {"collectives": "emulated", "parallelism": 2, "cluster": "v100-1x2"}
 
@@ -38,6 +37,17 @@ def trainer():
     return small()
 
 
+def fit_as_plain(trained: Any, optimizer: Any, loss: Any, *data: Any, **how: Any) -> None:
+    """Fit a trainer, and a copy of its model by plain Keras, and compare losses and weights."""
+    expected = keras.models.clone_model(trained.inner)
+    expected.set_weights(trained.get_weights())
+    expected.compile(optimizer, loss, jit_compile=False)
+    given = {"epochs": 2, "shuffle": False, "verbose": 0, **how}
+    ours, theirs = (each.fit(*data, **given).history["loss"] for each in (trained, expected))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    assert_same_weights(trained.get_weights(), expected.get_weights())
+
+
 X = np.random.default_rng(0).normal(size=(2 * BATCH, 5)).astype(np.float32)
 Y = np.eye(4, dtype=np.float32)[np.arange(2 * BATCH) % 4]
 
@@ -55,18 +65,13 @@ def test_ctc_trains_as_on_one_device(n_ranks):
     labels = rng.integers(1, 6, size=(18, 4)).astype(np.int32)
     labels[::3, 2:] = 0
     data = tf.data.Dataset.from_tensor_slices((x, labels)).batch(6)
-    expected = keras.models.clone_model(model)
-    expected.set_weights(model.get_weights())
-    expected.compile(keras.optimizers.SGD(0.1), keras.losses.CTC(), jit_compile=False)
     where = {**RANKS, "parallelism": n_ranks, "cluster": f"v100-1x{n_ranks}"}
     loops = "compile_loss/ctc/ctc_loss_dense/While"
     force = {loops: {"d5": n_ranks}, f"{loops}_1": {"d8": n_ranks}}
     ctc = keras.losses.CTC()
     trained = tensoropt.parallelize(model, keras.optimizers.SGD(0.1), ctc, batch_size=6, data=data, force=force, **where)
     assert sum(op.type == "Loop" and bool(op.config.used_axes) for op in trained.plan.operators) == 2
-    history = trained.fit(data, epochs=2, verbose=0).history["loss"]
-    np.testing.assert_allclose(history, expected.fit(data, epochs=2, verbose=0, shuffle=False).history["loss"], rtol=1e-5)
-    assert_same_weights(trained.get_weights(), expected.get_weights())
+    fit_as_plain(trained, keras.optimizers.SGD(0.1), keras.losses.CTC(), data)
 
 
 def test_ctc_of_a_captured_function_and_of_a_recorded_model():
@@ -104,13 +109,8 @@ def test_arrays_tell_what_a_batch_is():
     """Even of a model whose inputs have no known length."""
     model = keras.Sequential([keras.Input((None, 5)), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(4)])
     x = np.random.default_rng(1).normal(size=(BATCH, 7, 5)).astype(np.float32)
-    expected = keras.models.clone_model(model)
-    expected.set_weights(model.get_weights())
-    expected.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
     trained = small(keras.optimizers.SGD(0.1), model=model, data=(x, Y[:BATCH]))
-    trained.fit(x, Y[:BATCH], epochs=2, verbose=0)
-    expected.fit(x, Y[:BATCH], epochs=2, verbose=0)
-    assert_same_weights(trained.get_weights(), expected.get_weights())
+    fit_as_plain(trained, keras.optimizers.SGD(0.1), "mse", x, Y[:BATCH])
     assert small(labels=Y).fit(X, Y, verbose=0).history["loss"]
 
 
@@ -224,13 +224,7 @@ def test_values_and_shapes_decide_what_is_computed(of):
     model = keras.Sequential(layers)
     x = np.random.default_rng(0).normal(size=(2 * BATCH, *model.input_shape[1:])).astype(np.float32)
     trainer = small(loss=loss, model=model, data=tf.data.Dataset.from_tensor_slices((x, labels)).batch(BATCH))
-    expected = keras.models.clone_model(model)
-    expected.set_weights(trainer.get_weights())
-    expected.compile("sgd", loss, jit_compile=False)
-    how = {"batch_size": BATCH, "epochs": 2, "shuffle": False, "verbose": 0}
-    ours, theirs = (each.fit(x, labels, **how) for each in (trainer, expected))
-    np.testing.assert_allclose(ours.history["loss"], theirs.history["loss"], rtol=1e-5)
-    assert_same_weights(trainer.get_weights(), expected.get_weights())
+    fit_as_plain(trainer, "sgd", loss, x, labels, batch_size=BATCH)
 
 
 # Where and when

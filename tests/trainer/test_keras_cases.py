@@ -14,16 +14,14 @@ import pytest
 from helpers.large import first
 from helpers.mpirun import run_ranks
 from trainer.keras_cases import IN_ORDER, NAMED, Case, dataset
-from trainer.keras_cases_running import CASES, check, fresh, fresh_plain
+from trainer.keras_cases_running import CASES, check, fresh
 from trainer.keras_models import BATCH, BITS, KINDS, X, Y
+from trainer.models import fresh_plain
 
 from tensoropt.common.errors import InputError
 
 pytestmark = [
     pytest.mark.usefixtures("float64", "graphs_as_built"),
-    pytest.mark.filterwarnings("ignore:.shuffle=True. was passed"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept"),  # Keras writes its files so
-    pytest.mark.filterwarnings("ignore:Your input ran out of data"),
     pytest.mark.filterwarnings("ignore:Limiting (epochs|steps_per_epoch) to"),
     pytest.mark.filterwarnings("ignore:Early stopping conditioned on metric"),
     pytest.mark.filterwarnings("ignore:Gradients do not exist"),
@@ -137,7 +135,7 @@ def _tags(folder: Path) -> set[str]:
 
 
 def test_tensorboard_shows_what_it_shows_of_keras_and_the_plan(tmp_path: Path) -> None:
-    for who, model in {"ours": fresh("classes", **EMULATED), "plain": fresh_plain("classes")}.items():
+    for who, model in {"ours": fresh("classes", **EMULATED), "plain": fresh_plain(KINDS["classes"].plain)}.items():
         board = keras.callbacks.TensorBoard(tmp_path / who, histogram_freq=1)
         model.fit(X, Y, batch_size=BATCH, validation_data=(X, Y), verbose=0, callbacks=[board])
     ours, plain = _tags(tmp_path / "ours"), _tags(tmp_path / "plain")

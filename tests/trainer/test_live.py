@@ -15,11 +15,6 @@ from trainer.models import METRICS, assert_same_weights, batches, images, loss, 
 
 import tensoropt
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.shuffle=True. was passed"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept"),  # of Keras's variables
-]
-
 
 def refuses(said: str):
     return pytest.raises(tensoropt.InputError, match=said)

@@ -17,8 +17,6 @@ from trainer.own_steps import CASES, check, inputs, loop_of
 
 import tensoropt
 
-# Keras writes its files so.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept")
 EMULATED: Any = {"collectives": "emulated", "parallelism": 2, "cluster": "v100-1x2"}
 
 

@@ -15,12 +15,7 @@ from helpers.large import first
 from helpers.mpirun import run_ranks
 from trainer.models import assert_same_weights, batches, images, plain, samples_after
 
-pytestmark = [
-    pytest.mark.usefixtures("float64"),
-    pytest.mark.filterwarnings("ignore:.shuffle=True. was passed"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept"),  # Keras reads its files so
-    pytest.mark.filterwarnings("ignore:Your input ran out of data"),  # of a generator that doesn't tell its length
-]
+pytestmark = pytest.mark.usefixtures("float64")
 WORKER = Path(__file__).with_name("worker.py")
 
 

@@ -22,12 +22,7 @@ from trainer.models import (
 import tensoropt
 from tensoropt.runtime.checkpoint import read_metadata
 
-pytestmark = [
-    pytest.mark.usefixtures("float64"),
-    pytest.mark.filterwarnings("ignore:.shuffle=True. was passed"),
-    pytest.mark.filterwarnings("ignore:Your input ran out of data"),  # of a generator that doesn't tell its length
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept"),  # Keras writes its files so
-]
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 class Stop(Exception):

@@ -18,8 +18,6 @@ from trainer.own_steps import BATCH, SPLIT, compared, inputs, labelled
 
 import tensoropt
 
-# Keras writes its files so.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept")
 EMULATED: Any = {"collectives": "emulated", "parallelism": 2, "cluster": "v100-1x2", "batch_size": BATCH}
 
 

@@ -13,10 +13,7 @@ from trainer.models import assert_same_weights
 
 import tensoropt
 
-pytestmark = [
-    pytest.mark.usefixtures("float64", "graphs_as_built"),
-    pytest.mark.filterwarnings("ignore:.shuffle=True. was passed"),
-]
+pytestmark = pytest.mark.usefixtures("float64", "graphs_as_built")
 
 
 def refuses(said: str) -> Any:
