@@ -54,4 +54,3 @@ def test_a_rank_that_is_left_over_says_so_and_waits_asleep(tmp_path):
     assert [lines[-1] for lines in said[:2]] == ["trained on 2"] * 2
     waited, cpu = map(float, re.search(r"waited ([\d.]+) cpu ([\d.]+)", said[2][-1]).groups())
     assert waited >= 4 and cpu < 0.2 * waited
-

@@ -286,7 +286,7 @@ def loop(kind: str, folder: Path, kill_at: int = 0) -> tuple:
         fed = [tensoropt.placeholder(tf.float64, [BATCH, n]) for n in (72, 4)]
         kernel = tensoropt.get_variable("kernel", [72, 4], tf.float64)
         value = tf.reduce_mean((tf.nn.dropout(fed[0] @ kernel, 0.2, seed=5) - fed[1]) ** 2)
-        train = tensoropt.GradientDescentOptimizer(1e-2).minimize(value)
+        train = tensoropt.AdamOptimizer(1e-2).minimize(value)
         trains = tensoropt.build_execution_graph(plan=tensoropt.find_strategy(parallelism=2), collectives="emulated")
         run = lambda *given: trains.run([value, train], dict(zip(fed, given, strict=True)))[0]  # noqa: E731
         weights = lambda: [trains.run(kernel)]  # noqa: E731
