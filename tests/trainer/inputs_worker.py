@@ -23,18 +23,12 @@ def wrong_input() -> None:
     classes = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4)])
     trainer = tensoropt.parallelize(model, "sgd", classes, batch_size=BATCH, cluster="v100-1x2")
-    for wrong in (lambda: trainer.load(None), of_unknown_loss):
-        try:
-            wrong()
-        except tensoropt.InputError as error:
-            print(f"refused: {error}", flush=True)
+    try:
+        trainer.load(None)
+    except tensoropt.InputError as error:
+        print(f"refused: {error}", flush=True)
     x = np.random.default_rng(1).normal(size=(BATCH, 5)).astype(np.float32)
     trainer.fit(x, np.array([0] * (BATCH - 1) + [4]), verbose=0)
-
-
-def of_unknown_loss() -> None:
-    dense = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4)])
-    tensoropt.parallelize(dense, "sgd", "xent", batch_size=BATCH, cluster="v100-1x2")
 
 
 def too_late() -> None:

@@ -270,7 +270,6 @@ def test_steps_in_two_threads_at_once(trainer, monkeypatch):
 def test_on_two_ranks_wrong_input_ends_all_with_one_sentence():
     result = run_ranks(2, WORKER, "wrong")
     assert result.stdout.count("refused: load (inputs_worker.py") == 2
-    assert result.stdout.count("has loss='xent', which Keras doesn't know") == 2
     assert result.stderr.count("can't take a value of this batch (inputs_worker.py") == 1
     assert result.returncode == 2 and "Traceback" not in result.stderr
 

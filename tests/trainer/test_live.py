@@ -171,9 +171,8 @@ def test_the_next_step_takes_the_optimizers_attributes():
             set_them(ours if set_them in (clips, schedules) else trainer.optimizer)
             set_them(own)
             whole.make_train_function(force=True)
-        for _ in range(2):
-            for each in (trainer, whole):
-                each.train_on_batch(*images(8))
+        for each in (trainer, whole):
+            each.train_on_batch(*images(8))
         assert int(ours.iterations) == int(own.iterations) == trainer.optimizer.iterations
         assert float(ours.learning_rate) == pytest.approx(float(own.learning_rate))
         assert_same_weights(trainer.get_weights(), whole.get_weights(), 1e-4)

@@ -55,7 +55,7 @@ def test_data_that_ranks_draw_differently_is_read_by_rank_0_which_alone_has_call
     assert_same_weights(final.get_weights(), expected.get_weights())
 
 
-def test_models_that_differ_between_ranks_or_cannot_be_planned_end_all_with_one_sentence():
+def test_models_that_differ_between_ranks_end_all_with_one_sentence():
     """All ranks may catch the sentence; the last one ends them."""
     result = run_ranks(2, WORKER, "models")
     assert result.returncode == 2
@@ -63,11 +63,6 @@ def test_models_that_differ_between_ranks_or_cannot_be_planned_end_all_with_one_
     assert result.stderr.count("look for what depends on the rank") == 1
     said = r"refused: ranks 0 and 1 .*: rank 0 has \S*dense_\d+.* where rank 1 has .*; Keras numbers the layers"
     assert len(re.findall(said, result.stdout)) == 2, result.stdout
-    for said in (
-        "waits for the first batch, since model 'unbuilt' (Sequential) doesn't tell the shapes of its inputs",
-        "expected every extent to be known",
-    ):
-        assert result.stdout.count(said) == 2 and said not in result.stderr
     assert "Traceback" not in result.stderr
 
 
