@@ -139,11 +139,11 @@ class _Start:
             runs = Runs(Run(captured, execution), signature, expected, limit, capture, first_values, names)
             by_step = {step.name: step.optimizer for step in captured.graph.train_steps.values() if not step.of}
             optimizers = {name: value.source for name, value in by_step.items() if isinstance(value, KerasOptimizer)}
+            display.say(plan.brief())
+            if context.processes.local_size > 1 and plan.splits_nothing and not computes_on_gpu():
+                display.say("note: a single rank (-n 1) has all of a machine's cores, of which each of these has its part")
+            context.report(plan, display)
             trainer.start(execution, runs, optimizers)
-        display.say(plan.brief())
-        if context.processes.local_size > 1 and plan.splits_nothing and not computes_on_gpu():
-            display.say("note: a single rank (-n 1) has all of a machine's cores, of which each of these ranks has its part")
-        context.report(plan, display)
 
     def _found(self, options: TrainingOptions, model: Model, own_values: Callable[[], Callable[[str], np.ndarray]]) -> Plan:
         arguments = model, self.context.hardware, self.context, self.display, own_values, self.collectives

@@ -43,7 +43,7 @@ from ..trainer.capture.programs import TRAIN
 from ..trainer.parallelize import Training, TrainingOptions, parallelized
 from ..trainer.trainer import Trainer
 from ..trainer.variables.leading import LedRanks
-from ..trainer.variables.live import settle
+from ..trainer.variables.live import held_state, settle
 from .batch_sizes import batch_size_of
 from .effects import say_once, say_unsaved
 from .steps import IS_HANDED, hand_over_steps, is_set
@@ -268,11 +268,11 @@ def _counting(summary: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(summary)
     def method(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        trainer = None if isinstance(self, KerasObjective) else trainer_of(self)
-        if trainer is None or trainer.deferred is not None:
+        optimizer = None if isinstance(self, KerasObjective) else getattr(self, "optimizer", None)
+        entries = [] if optimizer is None else held_state(optimizer)
+        if not entries:
             return summary(self, *arguments, **keywords)
-        entries = [entry for entry in trainer.ranks.planned_state.values() if entry.step is not None]
-        optimizer, vars(self)["optimizer"] = self.optimizer, SimpleNamespace(built=True, variables=entries)
+        vars(self)["optimizer"] = SimpleNamespace(built=True, variables=entries)
         try:
             return summary(self, *arguments, **keywords)
         finally:

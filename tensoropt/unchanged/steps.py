@@ -35,6 +35,7 @@ from ..trainer.capture.objective import KerasObjective
 from ..trainer.data.batch_shares import ONE_READS
 from ..trainer.functions.step_function import StepFunction, StepObjective
 from ..trainer.parallelize import TrainingOptions, started_step
+from ..trainer.variables.live import Live, held_state
 from .effects import say_unsaved
 
 logger = logging.getLogger(__name__)
@@ -94,10 +95,20 @@ class _MayBeStepError(_IsStepError):
     """A function that is being traced is a training step if it assigns to variables."""
 
 
+class _AloneError(BaseException):
+    """Rank 0 has gone on alone, and nothing that it trains is in shards: TensorFlow runs its steps from now on."""
+
+
 class ScriptStep(StepFunction):
     """A training step of the script's: it takes batches of any size, and returns tensors."""
 
     _one_reads = False
+
+    def start(self, *arguments: Any, **keywords: Any) -> None:
+        """Make the step ready to run on several ranks."""
+        if current_processes().size == 1 and not Live.count:
+            raise _AloneError
+        super().start(*arguments, **keywords)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Run one training step, and return what the step returns."""
@@ -131,17 +142,17 @@ def hand_over_steps(options: Callable[[], TrainingOptions], leads: Callable[[], 
         leads: returns whether rank 0 alone runs the script, in a callback.
     """
 
-    def is_scripts() -> bool:
-        return not IS_HANDED.get() and current_processes().size > 1
+    def are_several() -> bool:
+        return current_processes().size > 1
 
     def calling(call: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(call)
         def __call__(function: Any, *arguments: Any, **keywords: Any) -> Any:
-            if not is_scripts() or not tf.executing_eagerly():
+            if IS_HANDED.get() or not tf.executing_eagerly() or not (are_several() or Live.count):
                 return call(function, *arguments, **keywords)
             if _STEPS not in vars(function):
                 try:
-                    with is_set(_is_traced):
+                    with is_set(_is_traced), tf.variable_creator_scope(_made_now):
                         return call(function, *arguments, **keywords)
                 except _IsStepError as error:
                     if isinstance(error, _MayBeStepError) and not _trains(function, arguments, keywords):
@@ -160,7 +171,8 @@ def hand_over_steps(options: Callable[[], TrainingOptions], leads: Callable[[], 
         @wraps(gradient)
         def take(tape: Any, target: Any, sources: Any, *rest: Any, **keywords: Any) -> Any:
             has_variables = any(isinstance(source, keras.Variable) for source in tf.nest.flatten(sources))
-            if has_variables and _is_traced.get() and not _is_asked.get() and is_scripts():
+            is_asked = _is_asked.get() or IS_HANDED.get() or not are_several()
+            if has_variables and _is_traced.get() and not is_asked:
                 raise _MayBeStepError
             return gradient(tape, target, sources, *rest, **keywords)
 
@@ -169,7 +181,8 @@ def hand_over_steps(options: Callable[[], TrainingOptions], leads: Callable[[], 
     def applying(apply: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(apply)
         def applied(optimizer: Any, *arguments: Any, **keywords: Any) -> Any:
-            if is_scripts():
+            is_elsewhere = not optimizer.built and held_state(optimizer)  # in shards, even if of one rank
+            if not IS_HANDED.get() and (are_several() or is_elsewhere):
                 if _is_traced.get():
                     raise _IsStepError
                 raise InputError(
@@ -186,10 +199,18 @@ def hand_over_steps(options: Callable[[], TrainingOptions], leads: Callable[[], 
     BaseOptimizer.apply = applying(BaseOptimizer.apply)
 
 
+def _made_now(create: Callable[..., Any], **keywords: Any) -> Any:
+    """Make a variable of a layer that is built in a trace, which may be given up, with its value."""
+    if tf.is_symbolic_tensor(keywords["initial_value"]):
+        return create(**keywords)
+    with tf.init_scope():
+        return create(**{**keywords, "experimental_enable_variable_lifting": False})
+
+
 def _trains(function: Any, arguments: Any, keywords: Any) -> bool:
     """Return whether a function that takes gradients applies an optimizer, or assigns to a variable."""
     try:
-        with is_set(_is_traced), is_set(_is_asked):
+        with is_set(_is_traced), is_set(_is_asked), tf.variable_creator_scope(_made_now):
             graph = function.get_concrete_function(*arguments, **keywords).graph.as_graph_def()
     except _IsStepError:
         return True
@@ -225,7 +246,12 @@ def _run(function: Any, arguments: Any, keywords: Any, options: Callable[[], Tra
         size = next((leaf.shape[0] for leaf in leaves if len(getattr(leaf, "shape", ()))), 1)
         steps[key] = started_step(objective, None, int(size), options(), ScriptStep)
     tensors = [leaf for k, leaf in enumerate(leaves) if k not in constants]
-    return steps[key](*(tensors if constants or keywords or has_iterators else arguments))
+    given = tensors if constants or keywords or has_iterators else arguments
+    try:
+        return steps[key](*given)
+    except _AloneError:
+        del vars(function)[_STEPS]
+        return tf.function(steps[key].captured.function)(*given)  # a first trace, which may make variables
 
 
 def _with_fixed(step: Callable[..., Any], arguments: Any, keywords: Any, constants: dict[int, Any]) -> Callable[..., Any]:

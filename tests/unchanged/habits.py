@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,6 @@ BATCH, CLASSES = 20, 4
 DRAWN = np.random.default_rng(3)
 X, Y = DRAWN.normal(size=(60, 16)), DRAWN.integers(0, CLASSES, 60)
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-HABITS: dict[str, Callable[[Path], Iterator[Any]]] = {}
-
-
-def habit(function: Callable[[Path], Iterator[Any]]) -> Callable[[Path], Iterator[Any]]:
-    HABITS[function.__name__] = function
-    return function
 
 
 def classifier(*between: Any) -> keras.Model:
@@ -59,11 +55,9 @@ class Batches(keras.utils.PyDataset):
 
 
 def generated() -> Iterator[Any]:
-    while True:
-        yield from (Batches()[index] for index in range(3))
+    return (Batches()[index % 3] for index in itertools.count())
 
 
-@habit
 def two_phases_with_callbacks(folder: Path) -> Iterator[Any]:
     """Train with validation and callbacks, freeze a layer, compile again, save, load, and go on."""
     model = classifier(layers.Dropout(0.2))
@@ -94,7 +88,6 @@ def two_phases_with_callbacks(folder: Path) -> Iterator[Any]:
     yield [keras.models.load_model(folder / "best.keras").evaluate(X, Y, verbose=0), float(loaded.optimizer.iterations)]
 
 
-@habit
 def values_at_any_time(folder: Path) -> Iterator[Any]:
     """Read and assign values between steps, by the model, by its layers, by the optimizer, and by files."""
     model = classifier(layers.BatchNormalization())
@@ -117,7 +110,6 @@ def values_at_any_time(folder: Path) -> Iterator[Any]:
     yield model.fit(X, Y, batch_size=30, verbose=0).history, model.test_on_batch(X, Y), model.predict_on_batch(X)
 
 
-@habit
 def all_kinds_of_data(folder: Path) -> Iterator[Any]:
     model = Subclassed()
     model.compile("rmsprop", LOSS, metrics=["accuracy"])
@@ -137,7 +129,6 @@ def all_kinds_of_data(folder: Path) -> Iterator[Any]:
         yield other.fit(X, Y, batch_size=16, validation_split=0.3, verbose=0, **weighed).history, other.get_weights()
 
 
-@habit
 def models_that_take_turns(folder: Path) -> Iterator[Any]:
     """Train a GAN by single batches."""
     generator = keras.Sequential([keras.Input((8,)), layers.Dense(32, "relu"), layers.Dense(16)])
@@ -160,7 +151,6 @@ def models_that_take_turns(folder: Path) -> Iterator[Any]:
     yield critic.train_on_batch(X[:BATCH], np.ones(BATCH)), generator.get_weights(), critic.get_weights()
 
 
-@habit
 def folds(folder: Path) -> Iterator[Any]:
     """Train a new model for each fold."""
     for fold in range(2):
@@ -176,7 +166,6 @@ def batches() -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
 
 
-@habit
 def loops_of_their_own(folder: Path) -> Iterator[Any]:
     """Clip gradients and update metrics, evaluate, save; train a GAN by two tapes; distil by numbers that aren't tensors."""
     model, optimizer = classifier(layers.Dropout(0.1, seed=1), layers.BatchNormalization()), keras.optimizers.Adam(1e-2)
@@ -227,7 +216,7 @@ def loops_of_their_own(folder: Path) -> Iterator[Any]:
 
     gan = Gan()
     yield [gan.train(x) for x, _ in batches()], gan.train(X[:7]), gan.critic.get_weights()
-    student, adamw = classifier(), keras.optimizers.AdamW(1e-2)
+    student, adamw = Subclassed(), keras.optimizers.AdamW(1e-2)
 
     @tf.function
     def distil(x: Any, y: Any, training: bool = True, temperature: float = 2.0) -> Any:
@@ -241,38 +230,32 @@ def loops_of_their_own(folder: Path) -> Iterator[Any]:
     yield [distil(x, y, training=True) for x, y in batches()], student.predict(X, verbose=0)
 
 
-@habit
 def gradients_that_add_up(folder: Path) -> Iterator[Any]:
     """Add gradients up in variables, and apply them every second step."""
     model, optimizer, steps = classifier(), keras.optimizers.Adam(1e-2), tf.Variable(0)
     sums = [tf.Variable(tf.zeros_like(each), trainable=False) for each in model.trainable_variables]
 
-    @tf.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = LOSS(y, model(x, training=True))
-        for each, gradient in zip(sums, tape.gradient(loss, model.trainable_variables), strict=True):
-            each.assign_add(gradient / 2)
-        steps.assign_add(1)
-        if steps % 2 == 0:
-            optimizer.apply_gradients(zip(sums, model.trainable_variables, strict=True))
-            for each in sums:
-                each.assign(tf.zeros_like(each))
-        return loss
-
-    @tf.function
-    def add_up(x: Any, y: Any) -> Any:
+    def add(x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
             loss = LOSS(y, model(x, training=True))
         for each, gradient in zip(sums, tape.gradient(loss, model.trainable_variables), strict=True):
             each.assign_add(gradient / 2)
         return loss
 
-    @tf.function
-    def update() -> None:
+    def apply() -> None:
         optimizer.apply_gradients(zip(sums, model.trainable_variables, strict=True))
         for each in sums:
             each.assign(tf.zeros_like(each))
+
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        loss = add(x, y)
+        steps.assign_add(1)
+        if steps % 2 == 0:
+            apply()
+        return loss
+
+    add_up, update = tf.function(add), tf.function(apply)
 
     @tf.function
     def norm(x: Any, y: Any) -> Any:
@@ -285,7 +268,6 @@ def gradients_that_add_up(folder: Path) -> Iterator[Any]:
     yield [add_up(x, y) for x, y in batches()], update(), model.get_weights(), int(optimizer.iterations), norm(X, Y)
 
 
-@habit
 def a_strategy_that_runs_steps(folder: Path) -> Iterator[Any]:
     """Train as scripts of TensorFlow's strategies do: what each replica computes, and its mean over the global batch."""
     strategy = tf.distribute.MirroredStrategy()
@@ -317,7 +299,6 @@ def a_strategy_that_runs_steps(folder: Path) -> Iterator[Any]:
     yield [step_of(iterator) for _ in range(3)], [strategy.run(of_replica, batch) for batch in batches()], model(X)
 
 
-@habit
 def one_optimizer_for_two_phases(folder: Path) -> Iterator[Any]:
     """Freeze a layer and unfreeze it, compiled with the same optimizer, whose momentum stays."""
     model, optimizer = classifier(layers.BatchNormalization()), keras.optimizers.Adam(1e-2)
@@ -328,7 +309,6 @@ def one_optimizer_for_two_phases(folder: Path) -> Iterator[Any]:
     yield model.get_weights()
 
 
-@habit
 def layers_that_models_share(folder: Path) -> Iterator[Any]:
     """Train an autoencoder, and a classifier by the same encoder; export what was trained."""
     encoder = keras.Sequential([inputs := keras.Input((16,)), layers.Dense(64, "relu"), layers.Dense(8)])
@@ -344,7 +324,6 @@ def layers_that_models_share(folder: Path) -> Iterator[Any]:
     yield loaded.serve(X), autoencoder.get_weights(), classes.get_weights()
 
 
-@habit
 def masks(folder: Path) -> Iterator[Any]:
     """Classify texts of several lengths, and tag each of their words."""
     words = DRAWN.integers(1, 30, (60, 10)) * (np.arange(10) < DRAWN.integers(3, 11, (60, 1)))
@@ -357,7 +336,6 @@ def masks(folder: Path) -> Iterator[Any]:
     yield tags.fit(words, words % 5, batch_size=BATCH, verbose=0).history, tags.evaluate(words, words % 5, verbose=0)
 
 
-@habit
 def loops_of_a_guide(folder: Path) -> Iterator[Any]:
     """Validate in a function of its own; train a GAN by one tape after the other."""
     regular = layers.Dense(64, "relu", activity_regularizer=keras.regularizers.L2(1e-2))
@@ -401,6 +379,9 @@ def loops_of_a_guide(folder: Path) -> Iterator[Any]:
         return told, fooled
 
     yield [take_turns(x) for x, _ in batches()], generator(X[:, :8])
+
+
+HABITS = {name: each for name, each in globals().items() if inspect.isgeneratorfunction(each)}
 
 
 def plain(value: Any) -> Any:

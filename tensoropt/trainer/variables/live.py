@@ -50,6 +50,9 @@ class Holder(Protocol):
     def trained(self) -> frozenset[str]: ...
 
     @property
+    def state(self) -> Mapping[str, Any]: ...
+
+    @property
     def optimizers(self) -> Mapping[str, Any]: ...
 
     def value(self, key: str) -> np.ndarray: ...
@@ -240,6 +243,12 @@ def _captured_by(function: Any, captured_inputs: Any) -> tuple[Live, ...]:
 
 _states: WeakKeyDictionary[Any, dict[frozenset[Live], dict[tuple[Live | str, int], Live]]] = WeakKeyDictionary()
 """By optimizer and by what it first updated, its variables: by their parameter or name, and their number of it."""
+
+
+def held_state(optimizer: Any) -> list[Any]:
+    """Return the state entries of an optimizer's variables that are on trainers' ranks."""
+    lives = (live for slots in _states.get(optimizer, {}).values() for live in slots.values())
+    return [next(ranks.state[key] for ranks, key in live.holders.items()) for live in lives if live.holders]
 
 
 def hold_optimizer(ranks: Holder, step: str, optimizer: Any, parameters: Mapping[str, tf.Variable]) -> None:
