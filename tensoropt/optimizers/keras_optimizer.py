@@ -132,7 +132,9 @@ class KerasOptimizer:
     @property
     def numbers(self) -> str:
         """Return the config as JSON, with the class's name (:func:`keras_name`) for the optimizer's own."""
-        return json.dumps({**self.source.get_config(), "name": keras_name(self.source)}, sort_keys=True, default=as_text)
+        both = (self.source, self.inner)
+        configs = [{**each.get_config(), "name": keras_name(each), "inner_optimizer": None} for each in both]
+        return json.dumps(configs, sort_keys=True, default=as_text)
 
     @cached_property
     def _slots(self) -> tuple[int, ...]:

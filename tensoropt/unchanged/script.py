@@ -15,14 +15,10 @@ from typing import Any, NoReturn
 from ..common.errors import InputError
 from .copied_input import COPY_AT, opened_copy
 from .effects import noting_files
-from .start import has_trained, start
+from .start import start, untrained
 
 REFUSED_AT, AS_WRITTEN, TO_FILE = "refused_at", "as_written", "to_file"
 """The keys in the options: a file to make if the script is refused; if it runs as written; if its output goes to a file."""
-OF_NO_MODEL = (
-    "the script trained no Keras model by fit or train_on_batch, so that each of {size} ranks did all of its work; run "
-    "it by python, or if it is written for ranks by tensoropt run --as-written"
-)
 
 
 def command(options: dict[str, Any], program: Sequence[str]) -> list[str]:
@@ -46,8 +42,8 @@ def main(arguments: Sequence[str]) -> None:
         processes = start(options)
         tell_of_files = noting_files(processes)
         _run(program, is_module)
-        if processes.size > 1 and not has_trained():
-            raise InputError(OF_NO_MODEL.format(size=processes.size))
+        if refusal := untrained():
+            raise refusal
         tell_of_files()
     except SystemExit as exit_error:
         modules = (str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(exit_error.__traceback__))

@@ -12,11 +12,16 @@ from typing import Any
 from ..common.errors import InputError
 from ..common.process.garbage import nothing_collected
 from ..common.process.imports import around_import
+from ..runtime.failures.error_handling import refuse_at_end
 from ..runtime.ranks import Processes, current_processes, install_error_handling
 from .effects import say_once, share_seed, share_streams
 
 TENSORFLOW = "tensorflow"
 KERAS = "keras"
+OF_NO_MODEL = (
+    "the script trained no Keras model by fit or train_on_batch, so that each of {size} ranks did all of its work; run "
+    "it by python, or if it is written for ranks by tensoropt run --as-written"
+)
 _started: dict[str, Any] | None = None
 
 
@@ -35,6 +40,7 @@ def start(options: Mapping[str, Any]) -> Processes:
         _started.update(options)
         return processes
     _started = dict(options)
+    refuse_at_end(untrained)
     _check_backend()
     if os.environ.pop("TF_CONFIG", None):
         say_once("TF_CONFIG is left aside: ranks know each other by MPI")
@@ -47,10 +53,12 @@ def start(options: Mapping[str, Any]) -> Processes:
     return processes
 
 
-def has_trained() -> bool:
-    """Return whether a model was trained on the ranks, by Keras's methods or by a module's own calls of TensorOpt."""
+def untrained() -> InputError | None:
+    """Return the error of a script that has trained nothing on several ranks, by Keras or by its own calls of TensorOpt."""
     live, session = (sys.modules.get(f"tensoropt.{name}") for name in ("trainer.variables.live", "session.session"))
-    return (live is not None and live.Live.count > 0) or (session is not None and session._current is not None)
+    has_trained = (live is not None and live.Live.count > 0) or (session is not None and session._current is not None)
+    size = current_processes().size
+    return None if has_trained or size == 1 else InputError(OF_NO_MODEL.format(size=size))
 
 
 @contextmanager

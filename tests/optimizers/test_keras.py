@@ -218,11 +218,14 @@ def test_slots_equal_those_of_a_build_on_global_variables(name: str) -> None:
     assert slots_of(optimizer, parameters) == tuple(owners.count(place) for place in range(len(parameters)))
 
 
-def test_what_ranks_compare_of_an_optimizer_has_no_addresses() -> None:
+def test_what_ranks_compare_of_an_optimizer_has_no_addresses_and_counts() -> None:
     class Holding(Signed):
         def get_config(self) -> dict[str, Any]:
             return {**super().get_config(), "held": object()}
 
     assert '"held": "object <object object>"' in KerasOptimizer(Holding(), ()).numbers
+    scaling = [keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(rate)) for rate in (0.1, 0.1, 0.2)]
+    numbers = [KerasOptimizer(optimizer, ()).numbers for optimizer in scaling]
+    assert numbers[0] == numbers[1] != numbers[2]
     schedules = [as_text(keras.optimizers.schedules.ExponentialDecay(rate, 10, 0.5)) for rate in (0.1, 0.1, 0.2)]
     assert schedules[0] == schedules[1] != schedules[2] and " at 0x" not in schedules[0]

@@ -25,6 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -79,6 +80,8 @@ class ErrorHandling:
         self.watch: RankWatch | None = None
         self.interruptions: Interruptions | None = None
         self.last: list[Callable[[], object]] = []
+        self.refusal: Callable[[], InputError | None] = lambda: None
+        self._exit_code = 0
 
     def on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
         """Report an uncaught exception and end all ranks. Replaces ``sys.excepthook``."""
@@ -162,6 +165,12 @@ class ErrorHandling:
             if self.processes.rank == next(rank for rank, rank_digest in ending.failures() if rank_digest == digest):
                 sys.stderr.write("")  # it shows what was kept back
             return
+        refusal = None if self._requested_exit else self.refusal()
+        if refusal is not None:
+            self._exit_code = refusal.exit_code
+            with suppress(SystemExit):
+                self.on_exception(type(refusal), refusal, None)
+            return
         ending.say_farewell(self.processes.collectives_begun)
         ending.join(KIND_NORMAL)
         notes.note(notes.DONE)
@@ -179,6 +188,9 @@ class ErrorHandling:
             MPI.Finalize()
             if self._requested_exit is None or self._requested_exit[0]:  # a rank that leaves with 0 goes first
                 time.sleep(LEAVING_S)
+        if self._exit_code:  # by now Python would exit with 0
+            sys.stdout.flush()
+            os._exit(self._exit_code)
 
     def start_watching(self) -> None:
         """Start the thread that looks for waits on ranks that have ended, and for waits that last too long.
@@ -337,6 +349,12 @@ def at_the_very_end(action: Callable[[], object]) -> bool:
         return False
     _installed.last.append(action)
     return True
+
+
+def refuse_at_end(refusal: Callable[[], InputError | None]) -> None:
+    """Have this rank, if it ends without an error, ask for one that the run ends with then."""
+    if _installed is not None:
+        _installed.refusal = refusal
 
 
 def _noting_exit(handling: ErrorHandling, original: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
