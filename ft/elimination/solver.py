@@ -56,7 +56,7 @@ class Solver:
         """
         blocked = self._eliminate_exactly(graph)
         if blocked is None:
-            from .linear_graph import linear_graphs  # here, since it loads NetworkX
+            from .ldp import linear_graphs
 
             for line in linear_graphs(graph) if self.use_ldp else ():
                 linear_dynamic_programming(graph, line, lambda: self.report(graph))
@@ -108,6 +108,6 @@ class Solver:
 
     def _free(self, graph: TableGraph) -> set[int]:
         """Return the variables that may be eliminated now: with LDP those that are neither marked nor cut vertices."""
-        from .linear_graph import held_variables
+        from .ldp import held_variables
 
         return set(graph.variables).difference(held_variables(graph) if self.use_ldp else ())

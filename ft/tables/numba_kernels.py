@@ -12,25 +12,17 @@ It compiles where there is no compiled code on disk yet (some seconds, once).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
-import numba  # type: ignore[import-untyped,import-not-found,unused-ignore]
 import numpy as np
+
+from ...common.compiled import compiled
 
 SEGMENT = 16
 """Points of a row that are looked at together."""
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
-
-def _compile(function: _Function) -> _Function:
-    """Return the function compiled by Numba, cached on disk and without the GIL."""
-    result: Any = numba.njit(cache=True, nogil=True)(function)
-    return cast(_Function, result)
-
-
-@_compile
+@compiled
 def _last_within(frontier_mem: Any, n: int, mem: int) -> Any:
     """Return the index of the last of n ascending values that is at most ``mem``; -1 if there is none."""
     low, high = 0, n
@@ -43,14 +35,14 @@ def _last_within(frontier_mem: Any, n: int, mem: int) -> Any:
     return low - 1
 
 
-@_compile
+@compiled
 def _may_matter(frontier: Any, n: int, mem: int, time: int) -> Any:
     """Return whether no point of the frontier is as good as this one in both costs."""
     before = _last_within(frontier[0], n, mem)
     return before < 0 or frontier[1, before] > time
 
 
-@_compile
+@compiled
 def _merge_row(old: Any, n: int, new: Any, run_mem: Any, run_time: Any, begin: int, end: int, point: Any) -> Any:
     """Merge ``n`` points with a run shifted by ``point``: write their frontier into ``new`` and return its number of points.
 
@@ -82,7 +74,7 @@ def _merge_row(old: Any, n: int, new: Any, run_mem: Any, run_time: Any, begin: i
     return n_new
 
 
-@_compile
+@compiled
 def _add_point(frontier: Any, n: int, mem: int, time: int, origin: int, position: int) -> Any:
     """Put a point that is not dominated into the frontier, in place; return the new number of points."""
     first = _last_within(frontier[0], n, mem - 1) + 1
@@ -101,7 +93,7 @@ def _add_point(frontier: Any, n: int, mem: int, time: int, origin: int, position
     return n + 1 - (last - first)
 
 
-@_compile
+@compiled
 def _open_part(frontier: Any, n: int, mem: Any, time: Any, start: int, count: int, begin: int, end: int, shift: Any,
                limit: int) -> Any:  # fmt: skip
     """Return from where to where the segments of a row lie that are not dominated; the end is not above if there are none.
@@ -121,7 +113,7 @@ def _open_part(frontier: Any, n: int, mem: Any, time: Any, start: int, count: in
     return first, last
 
 
-@_compile
+@compiled
 def _larger(points: Any, n: int, n_needed: int) -> Any:
     """Return the points, with their first ``n`` copied into twice the room if there is none for ``n_needed``."""
     if n_needed <= points.shape[1]:
@@ -131,7 +123,7 @@ def _larger(points: Any, n: int, n_needed: int) -> Any:
     return larger
 
 
-@_compile
+@compiled
 def _merge_product(old: Any, new: Any, n: int, outer_mem: Any, outer_time: Any, outer_start: int, outer_end: int, mem: Any,
                    time: Any, start: int, count: int, outer_is_a: bool, limit: int) -> Any:  # fmt: skip
     """Merge ``n`` points with the product of two runs, a row for each point of the outer one.
@@ -172,7 +164,7 @@ def _merge_product(old: Any, new: Any, n: int, outer_mem: Any, outer_time: Any, 
     return old, new, n
 
 
-@_compile
+@compiled
 def merge_runs(bounds: Any, arcs: Any, a_mem: Any, a_time: Any, b_mem: Any, b_time: Any, limit: int) -> Any:
     """Compute the frontiers of all targets.
 
@@ -210,7 +202,7 @@ def merge_runs(bounds: Any, arcs: Any, a_mem: Any, a_time: Any, b_mem: Any, b_ti
     return counts, points[:, :n_points].copy()
 
 
-@_compile
+@compiled
 def mark_cover(is_kept: Any, starts: Any, ends: Any, mem: Any, time: Any, tol_mem: int, tol_time: int) -> None:
     """Mark the points of each frontier that cover all of it within tolerances, in place. See :mod:`.thinning`."""
     for run in range(len(starts)):
@@ -225,7 +217,7 @@ def mark_cover(is_kept: Any, starts: Any, ends: Any, mem: Any, time: Any, tol_me
                 point += 1
 
 
-@_compile
+@compiled
 def _find_extremes(rows: Any, bounds: Any, state: int, limit: int, extremes: Any, least: Any) -> None:
     """Set where a state's allowed costs on each edge are least and most, int64[edges, 4], and the least: int64[2, edges, K].
 
@@ -244,7 +236,7 @@ def _find_extremes(rows: Any, bounds: Any, state: int, limit: int, extremes: Any
             least[cost, edge, state] = rows[cost, state, low] if low >= 0 else 0
 
 
-@_compile
+@compiled
 def _may_replace(own: Any, rows: Any, state: int, other: int, limit: int, never: int, extremes: Any, least: Any,
                  worst: Any) -> Any:  # fmt: skip
     """Return whether ``other`` may replace anything of a state; False is certain, and known without looking at all columns.
@@ -280,7 +272,7 @@ def _may_replace(own: Any, rows: Any, state: int, other: int, limit: int, never:
     return False
 
 
-@_compile
+@compiled
 def _exchange(own: Any, rows: Any, bounds: Any, state: int, other: int, limit: int, never: int, worst: Any) -> Any:
     """Compare a state with another in its place: how much more that costs at most, each edge for itself.
 
@@ -312,7 +304,7 @@ def _exchange(own: Any, rows: Any, bounds: Any, state: int, other: int, limit: i
     return mem, time, forbidden, False
 
 
-@_compile
+@compiled
 def _forbid_pairs(rows: Any, begin: int, end: int, state: int, other: int, rest_mem: int, rest_time: int, limit: int) -> Any:
     """Forbid pairs of a state on one edge that cost no less than the other state's, the rest included; return how many."""
     n_gone = 0
@@ -325,7 +317,7 @@ def _forbid_pairs(rows: Any, begin: int, end: int, state: int, other: int, rest_
     return n_gone
 
 
-@_compile
+@compiled
 def forbid_replaceable(own: Any, rows: Any, bounds: Any, limit: int, never: int) -> Any:
     """Forbid, in place, states and pairs of one node that another state replaces; return how many there were.
 

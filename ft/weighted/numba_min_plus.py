@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from ..tables.numba_kernels import _compile
+from ...common.compiled import compiled
 
 _AT_ONCE = 4
 """The number of shifted rows that are taken at once."""
 
 
-@_compile
+@compiled
 def weigh(mem: Any, time: Any, forbidden: Any, mem_weight: float, time_weight: float, result: Any) -> None:
     """Write ``mem_weight mem + time_weight time`` into ``result``, infinite where it is forbidden; all arrays are flat."""
     for i in range(len(result)):
@@ -29,7 +29,7 @@ def weigh(mem: Any, time: Any, forbidden: Any, mem_weight: float, time_weight: f
         result[i] = np.inf if forbidden[i] else cost
 
 
-@_compile
+@compiled
 def _lower_both(old: Any, new: Any, one: Any, two: Any, matrix: Any, begin: int) -> None:
     """Write into ``new`` the least of both rows of ``old`` and of four rows of a matrix, shifted for each of the two.
 
@@ -57,7 +57,7 @@ def _lower_both(old: Any, new: Any, one: Any, two: Any, matrix: Any, begin: int)
         new_two[j] = a if a < old_two[j] else old_two[j]
 
 
-@_compile
+@compiled
 def min_plus(left: Any, right: Any) -> Any:
     """Return ``result[b, o, j] = min over g of left[b, o, g] + right[b, g, j]``: float64, contiguous, none of them -inf.
 

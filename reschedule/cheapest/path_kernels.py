@@ -7,12 +7,12 @@ It compiles where there is no compiled code on disk yet (some seconds, once).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import Any, TypeVar, cast
+from typing import Any
 
-import numba  # type: ignore[import-untyped,import-not-found,unused-ignore]
 import numpy as np
+
+from ...common.compiled import compiled
 
 # In the search for a single path a step's weight is its time, shifted left by TIE_BITS. The lower bits break ties: fewer
 # collectives, then fewer steps. There is room for 31 steps, and no cheapest path comes near that.
@@ -22,15 +22,8 @@ COLLECTIVE = (1 << 5) + LOCAL
 LONGEST = 1 << 51  # a longer time doesn't leave room for these bits; NEVER, of states that don't fit, is longer too
 FAR = LONGEST << TIE_BITS
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
-
-def _compile(function: _Function) -> _Function:
-    result: Any = numba.njit(cache=True, nogil=True)(function)
-    return cast(_Function, result)
-
-
-@_compile
+@compiled
 def relax(start: Any, source: Any, weight: Any, order: Any, distance: Any, never: int) -> int:
     """Lower ``distance`` [states, rows] in place until no edge can lower it, and return the number of rounds.
 
@@ -82,7 +75,7 @@ def relax(start: Any, source: Any, weight: Any, order: Any, distance: Any, never
             return rounds
 
 
-@_compile
+@compiled
 def _weight(time_ns: Any, communicates: Any, edge: int) -> Any:
     """Return a step's time with what breaks ties; FAR for a step between layouts that don't fit."""
     if time_ns[edge] >= LONGEST:
@@ -90,7 +83,7 @@ def _weight(time_ns: Any, communicates: Any, edge: int) -> Any:
     return (time_ns[edge] << TIE_BITS) + (COLLECTIVE if communicates[edge] else LOCAL)
 
 
-@_compile
+@compiled
 def distances(start: Any, other: Any, edges: Any, time_ns: Any, communicates: Any, end: int) -> Any:
     """Return the weights of the cheapest paths between one end and each state, int64[states]; FAR where there is none.
 
@@ -118,7 +111,7 @@ def distances(start: Any, other: Any, edges: Any, time_ns: Any, communicates: An
     return distance
 
 
-@_compile
+@compiled
 def on_cheapest_paths(start: Any, target: Any, edges: Any, time_ns: Any, communicates: Any, rest: Any, firsts: Any) -> Any:
     """Return the states on the cheapest paths from any of ``firsts``, bool[states], given what is left from each state.
 

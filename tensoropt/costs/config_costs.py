@@ -20,9 +20,8 @@ from itertools import chain
 
 import numpy as np
 
-from ..ir.body import BODY, COMPOSITES, FORM, LOOP, VALUE_SHAPED
+from ..ir.body import ALIASES, BODY, COMPOSITES, FORM, LOOP, VALUE_SHAPED
 from ..ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Operator, Tensor
-from ..ir.views import ALIASES
 from ..profiling.work import WorkItem
 from ..reschedule.orders import Ints, Mask
 from ..rules.config_arrays import ConfigArrays, Interfaces

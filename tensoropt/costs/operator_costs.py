@@ -8,15 +8,18 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from ..common.pickling import ByArguments
-from ..ir.body import BODY, FORM
+from ..ir.body import BODY, FORM, viewed_operand
 from ..ir.gradient_info import NO_BACKWARD, Backward
 from ..ir.graph import PLACEHOLDER, Graph, Operator, Tensor
-from ..ir.views import viewed_operand
-from ..profiling.work import WorkItem
+from ..profiling.hardware import Hardware
+from ..profiling.hardware_costs import OperatorCosts, collective_costs
+from ..profiling.work import NOTHING_KNOWN, MeasuredOperators, WorkItem
 from ..reschedule.layout import Layout
+from ..reschedule.mesh import Mesh
 from ..rules.composition import Composition
 from ..rules.rule import Config, Rule, interface_of
 from ..sharding.consumers import Consumer, consumers_of
+from ..sharding.model import Model
 from ..sharding.resharding import Resharding, row_reshardings, update_reshardings
 from .resharding_costs import ReshardingCosting
 from .work_items import attributes_key
@@ -191,3 +194,20 @@ class OperatorCosting(ByArguments):
             return row_reshardings(op, rule, config)
         updates, by_rows = self.graph.updates.get(op.name), op.name in self.graph.lookups
         return update_reshardings(updates, op.result, interface_of(rule, config).results[0], by_rows) if updates else ()
+
+
+def costing_of(model: Model, hardware: Hardware, mesh: Mesh, known: MeasuredOperators = NOTHING_KNOWN) -> OperatorCosting:
+    """Return the costs of a model's operators and reshardings on some hardware, given what is known of operators.
+
+    Of unequal devices the slowest one's are returned: a step whose operators are split evenly waits for it.
+    """
+    origin = hardware.measured
+    run_by = hardware.run_by if origin is None else "nccl" if origin.is_by_nccl else origin.collectives
+    reshardings = ReshardingCosting(
+        *(mesh, collective_costs(hardware, mesh), hardware.exposed_share_on(mesh)),
+        in_graph=run_by in ("tensorflow", "nccl"),
+        nccl_bytes_per_s=hardware.levels[-1].bytes_per_s if run_by == "nccl" else None,
+    )
+    speed = 1.0 if hardware.topology is None else hardware.topology.slowest(mesh.n_devices)
+    costs = OperatorCosts(hardware, known.measured, known.is_cautious, speed)
+    return OperatorCosting(model.graph, model.backward, costs, reshardings)

@@ -1,4 +1,4 @@
-"""The bodies of composite operators (loops and custom gradients), and how an operator calls its body."""
+"""The bodies of composite operators (loops and custom gradients), how an operator calls its body, and which are views."""
 
 from __future__ import annotations
 
@@ -122,3 +122,14 @@ class GradientForm:
     passed: tuple[int, ...]
     reads: tuple[int, ...]
     into: tuple[int, ...]
+
+
+ALIASES = frozenset("Reshape ExpandDims Squeeze Identity StopGradient Snapshot PreventGradient".split())
+
+
+def viewed_operand(op: Operator, name: str) -> Tensor | None:
+    """Return the operand of which an operator's result ``name`` is a view, or None if it isn't a view."""
+    if op.type == CUSTOM_GRADIENT:
+        passed = op.attrs[FORM].passed[[tensor.name for tensor in op.outputs].index(name)]
+        return op.inputs[passed]
+    return op.operands[0][1] if op.type in ALIASES else None

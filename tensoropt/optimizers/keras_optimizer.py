@@ -85,7 +85,7 @@ class KerasOptimizer:
 
     @cached_property
     def is_lamb(self) -> bool:
-        """Return whether the optimizer is Keras's LAMB, which has an implementation on shards (:mod:`.lamb`)."""
+        """Return whether the optimizer is Keras's LAMB, which has an implementation on shards (:mod:`.global_norms`)."""
         return type(self.inner) is keras.optimizers.Lamb
 
     @cached_property

@@ -61,7 +61,7 @@ class Frontier(CostedPoints, Generic[AnyPoint]):
         searched: the cuts that were searched, the model that isn't cut among them; none where the frontier was loaded.
         is_interrupted: whether Ctrl-C ended the search.
         shared_parts, details_of: of one search, return the parts that its plans share as a file has them, and what a report
-            shows beside the plans, see :mod:`..search.candidates.whole_frontier`; None where each plan is stored.
+            shows beside the plans, see :mod:`..search.candidates.plan_points`; None where each plan is stored.
         value: its JSON value, without the checksum, where it was read; None where it was found.
     """
 
@@ -297,7 +297,7 @@ class Frontier(CostedPoints, Generic[AnyPoint]):
 
         Args:
             progress: called with (phase, done, total) now and then; the phase is ``plans``.
-            details: what a report shows beside the plans, see :func:`..search.candidates.whole_frontier.details_of`.
+            details: what a report shows beside the plans, see :func:`..search.candidates.plan_points.details_of`.
         """
         if self.value is not None:
             return self.value
@@ -333,7 +333,7 @@ class Frontier(CostedPoints, Generic[AnyPoint]):
         """Return the frontier with what its file and report show beside plans, as far as a search knows it.
 
         Args:
-            model, chosen, options: see :func:`..search.candidates.whole_frontier.details_of`.
+            model, chosen, options: see :func:`..search.candidates.plan_points.details_of`.
         """
         if self.details_of is None:
             return self

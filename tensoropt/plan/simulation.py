@@ -11,7 +11,7 @@ from tabulate import tabulate
 from ..common.errors import InputError
 from ..common.memory_units import memory_text
 from ..common.words import counted
-from ..costs.model_costs import costing_of
+from ..costs.operator_costs import costing_of
 from ..ir.graph import PLACEHOLDER
 from ..profiling.hardware import Hardware
 from ..program.fetch import all_of, operators_of

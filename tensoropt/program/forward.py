@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from ..ir.body import viewed_operand
 from ..ir.graph import Operator, Tensor
 from ..ir.micro_batching import MicroBatch
-from ..ir.views import viewed_operand
 from ..reschedule.layout import Layout
 from ..sharding.consumers import HYPERPARAMETER, LOSS
 from .backward import BackwardPass

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..ir.body import viewed_operand
 from ..ir.graph import Operator, Tensor
-from ..ir.views import viewed_operand
 from ..reschedule.path import Path
 from .gradient_flow import GradientFlow
 from .tasks import AGAIN, COMPUTE, COMPUTING, OPERAND, OPERATOR, REMATERIALIZED, RESHARD, RESULT, SHARED, Site, Task, Value

@@ -8,10 +8,10 @@ from typing import Any
 
 from ..common.memory_units import memory_text
 from ..common.words import counted
-from .config_words import config_words
 from .explanation import OF_A_STAGE, layer_costs
 from .frontier_rows import FrontierRows
 from .plan_rows import PlanRows, Row
+from .sentences import config_words
 from .tables import signed, stages_table, table
 
 FORMAT, VERSION = "tensoropt/diff", 2

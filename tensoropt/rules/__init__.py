@@ -6,12 +6,10 @@ from . import (  # noqa: F401
     convolution,
     elementwise,
     indexing,
-    linear_algebra,
     matrices,
     random,
     rearranging,
     reduction,
     resizing,
-    scattering,
     shape,
 )

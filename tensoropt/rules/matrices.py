@@ -1,4 +1,4 @@
-"""Rules of operators on batches of matrices.
+"""Rules of contractions (products of matrices and Einstein sums), and of operators on batches of matrices.
 
 Batch dimensions can be split. Of other dimensions only the rows and columns of MatrixBandPart can be, and the columns of the
 right sides of equations.
@@ -7,9 +7,9 @@ right sides of equations.
 from __future__ import annotations
 
 from ..ir.graph import Operator, Tensor
-from .elementwise import FIRST, TOGETHER, broadcast_dims
+from .elementwise import FIRST, ONE_OF_TWO, TOGETHER, broadcast_dims
 from .registry import op_rule
-from .rule import Dims, Rule, make_rule, own_dims
+from .rule import Dims, Rule, make_rule, own_dims, pattern_rule
 
 
 def _batches(op: Operator, linear: tuple[tuple[int, ...], ...] = (), flops_per_point: float = 1.0) -> Rule:
@@ -60,3 +60,66 @@ def solve(op: Operator) -> Rule:
         linear=((1,),),
         flops_per_point=2.0 * matrix.shape[-1] ** 2,
     )
+
+
+@op_rule("MatMul")
+def matmul(op: Operator) -> Rule:
+    left = "k m" if op.attrs["transpose_a"] else "m k"
+    right = "n k" if op.attrs["transpose_b"] else "k n"
+    return pattern_rule(op, f"{left}, {right} -> m n", linear=ONE_OF_TWO, flops_per_point=2.0)
+
+
+@op_rule("BatchMatMulV2", "BatchMatMul", "BatchMatMulV3")
+def batch_matmul(op: Operator) -> Rule:
+    left, right = (tensor for _, tensor in op.operands)
+    rank = len(op.result.shape)
+
+    def operand(tensor: Tensor, matrix: Dims, swapped: bool) -> Dims:
+        batch = broadcast_dims(tensor, rank)[:-2]
+        return batch + (matrix[::-1] if swapped else matrix)
+
+    result = (*broadcast_dims(op.result, rank)[:-2], ("m",), ("n",))
+    return make_rule(
+        op,
+        (operand(left, (("m",), ("k",)), op.attrs["adj_x"]), operand(right, (("k",), ("n",)), op.attrs["adj_y"])),
+        (result,),
+        linear=ONE_OF_TWO,
+        flops_per_point=2.0,
+    )
+
+
+@op_rule("Einsum")
+def einsum(op: Operator) -> Rule | str:
+    """Return the rule of an Einstein sum.
+
+    An ellipsis stands for broadcast dimensions e0, e1, ..., which are numbered so that the last ones match.
+    """
+    equation = op.attrs["equation"].replace(" ", "")
+    left, right = equation.split("->")
+    terms = left.split(",")
+    if any(len(set(term.replace("...", ""))) != len(term.replace("...", "")) for term in [*terms, right]):
+        return f"equation '{equation}' repeats a letter within a term"
+    operands = [tensor for _, tensor in op.operands]
+    n_broadcast = max(_n_broadcast(term, tensor) for term, tensor in zip(terms, operands, strict=True))
+    if n_broadcast and "..." not in right:
+        return f"equation '{equation}' sums over an ellipsis"
+    return make_rule(
+        op,
+        tuple(_term_dims(term, tensor, n_broadcast) for term, tensor in zip(terms, operands, strict=True)),
+        (_term_dims(right, op.result, n_broadcast),),
+        linear=tuple((i,) for i in range(len(terms))),
+        flops_per_point=2.0 if len(terms) > 1 else 1.0,
+    )
+
+
+def _n_broadcast(term: str, tensor: Tensor) -> int:
+    """Return how many dimensions of a tensor the ellipsis in its term stands for."""
+    return len(tensor.shape) - len(term.replace("...", ""))
+
+
+def _term_dims(term: str, tensor: Tensor, n_broadcast: int) -> Dims:
+    before, _, after = term.partition("...")
+    own = _n_broadcast(term, tensor)
+    extents = tensor.shape[len(before) : len(before) + own]
+    middle = tuple((f"e{n_broadcast - own + i}",) if extent > 1 else () for i, extent in enumerate(extents))
+    return (*((letter,) for letter in before), *middle, *((letter,) for letter in after))

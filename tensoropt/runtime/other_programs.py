@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..costs.model_costs import costing_of
+from ..costs.operator_costs import costing_of
 from ..ir.graph import PLACEHOLDER
 from ..plan.plan import Plan
 from ..profiling.hardware import Hardware

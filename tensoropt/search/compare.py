@@ -20,8 +20,8 @@ from ..ft import InfeasibleError
 from ..plan.plan import Plan
 from .algorithms import BASELINES
 from .algorithms import SPACES as BASELINE_SPACES
-from .candidates.whole_frontier import frontier_of_whole
-from .frontiers.find_other import find_baseline
+from .candidates.plan_points import frontier_of_whole
+from .frontiers.find_frontier import find_baseline
 from .frontiers.model_frontier import ModelFrontier
 from .problem.config_space import FULL, described
 

@@ -24,8 +24,8 @@ from ..common.errors import InputError
 from ..common.memory_units import memory_text
 from ..common.words import counted
 from ..costs.held_bytes import least_held_bytes, least_kept_bytes, least_summed_bytes
-from ..costs.model_costs import costing_of
 from ..costs.objectives import MEMORY_TIME
+from ..costs.operator_costs import costing_of
 from ..ft import Frontier, InfeasibleError, LowerBound
 from ..ft.pareto import reduce_unsorted
 from ..ft.weighted.weighted_search import WeightedSearch

@@ -27,7 +27,7 @@ from ..profiling.hardware import Hardware
 from ..program.memory.buffers import PARAMETERS, SLOTS
 from .algorithms import OTHERS
 from .batch_size import batch_that_fits
-from .candidates.staged_frontier_points import PlanPoint
+from .candidates.plan_points import PlanPoint
 from .first_look import first_look, held_anyway
 from .frontiers.find_frontier import LOOK, searched
 from .frontiers.model_frontier import ModelFrontier

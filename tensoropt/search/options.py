@@ -6,10 +6,12 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from numbers import Integral
+from typing import Any
 
 from ..common.dump import dump
-from ..common.errors import InputError
+from ..common.errors import InputError, short
 from ..common.process.workers import Calls, can_be_sent, n_workers
 from ..common.words import counted
 from ..costs.objectives import MEMORY_TIME
@@ -20,14 +22,14 @@ from ..profiling.available_memory import available_memory_bytes
 from ..program.orders.schedule import PLAIN
 from ..rules.registry import are_own, rule_of
 from .algorithms import OTHERS
+from .candidates.plan_points import PlanPoint, plan_beside, why_too_large
 from .candidates.search_candidates import CandidateSearch, search_with_stages
 from .candidates.search_cut import WORTH_WORKERS
-from .candidates.staged_frontier_points import PlanPoint, why_too_large
-from .candidates.whole_frontier import plan_beside
-from .frontiers.find_other import find_unsplit
+from .frontiers.find_frontier import find_unsplit
 from .infeasible import least_needed, nothing_fits, time_for_more
-from .request import OF_CURVE, WORTH_STAGES, Request, parallelisms
+from .request import OF_CURVE, WORTH_STAGES, Request
 
+OPTIONS = ("mini_time", "mini_parallelism", "profiling")
 MORE = 1.1
 """How much more memory than the limit a point of a curve tells about, too."""
 
@@ -252,3 +254,28 @@ def _point_of(frontier: Frontier, request: Request) -> CurvePoint:
         time_us=time_us, compute_time_us=compute_us, network_time_us=max(time_us - compute_us, 0.0),
         samples_per_s=blank.batch / time_us * 1e6 if blank.batch and time_us else None,
     )  # fmt: skip
+
+
+def check_option(option: object) -> None:
+    """Check that an option that a user named exists.
+
+    Raises:
+        InputError: there is no such option.
+    """
+    if option not in OPTIONS:
+        raise InputError(f"unknown option {short(option)}; expected one of {', '.join(map(repr, OPTIONS))}")
+
+
+def parallelisms(requested: object) -> list[int]:
+    """Return the numbers of devices that a user gave as ``parallelism``: one or several.
+
+    Raises:
+        InputError: it is neither a positive number of devices nor a list of such.
+    """
+    counts: list[Any] = [requested] if isinstance(requested, str) or not isinstance(requested, Iterable) else list(requested)
+    if not counts:
+        raise InputError("parallelism is an empty list; name at least one number of devices")
+    for count in counts:
+        if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
+            raise InputError(f"parallelism must be a positive number of devices, or a list of such, got {short(requested)}")
+    return [int(count) for count in counts]

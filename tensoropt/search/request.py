@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any
 
 from ..common.errors import InputError, short
 from ..common.memory_units import default_limit, parse_memory
@@ -32,7 +31,6 @@ OF_CURVE = Budget(seconds=1.0, gap=0.01)
 """The default budget of a search that is one of several, such as one point of a curve."""
 ONCE = Budget(seconds=0.0)
 """The budget of a search that only says whether anything fits at all: no refinement."""
-OPTIONS = ("mini_time", "mini_parallelism", "profiling")
 
 
 @dataclass(frozen=True)
@@ -111,16 +109,6 @@ class Request:
         return [self.micro_batches or 1, *counts]
 
 
-def check_option(option: object) -> None:
-    """Check that an option that a user named exists.
-
-    Raises:
-        InputError: there is no such option.
-    """
-    if option not in OPTIONS:
-        raise InputError(f"unknown option {short(option)}; expected one of {', '.join(map(repr, OPTIONS))}")
-
-
 def request_of(
     model: Model,
     hardware: Hardware,
@@ -185,21 +173,6 @@ def checked_micro_batches(model: Model, requested: object, without: Container[st
         raise InputError(f"micro_batches={count} is asked for, and to do without '{ACCUMULATE}'; leave one of the two")
     model.in_micro_batches(count)
     return count
-
-
-def parallelisms(requested: object) -> list[int]:
-    """Return the numbers of devices that a user gave as ``parallelism``: one or several.
-
-    Raises:
-        InputError: it is neither a positive number of devices nor a list of such.
-    """
-    counts: list[Any] = [requested] if isinstance(requested, str) or not isinstance(requested, Iterable) else list(requested)
-    if not counts:
-        raise InputError("parallelism is an empty list; name at least one number of devices")
-    for count in counts:
-        if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
-            raise InputError(f"parallelism must be a positive number of devices, or a list of such, got {short(requested)}")
-    return [int(count) for count in counts]
 
 
 def checked_force(requested: object) -> Force:

@@ -31,8 +31,8 @@ from ..runtime.execution import Execution, execute
 from ..runtime.failures.error_handling import explain_errors
 from ..runtime.ranks import Processes, display_here
 from ..runtime.same_data import SameData
-from ..search.options import profiling
-from ..search.request import Request, check_option, parallelisms
+from ..search.options import check_option, parallelisms, profiling
+from ..search.request import Request
 from ..sharding.micro_batches import with_batch
 from ..sharding.model import Model
 from ..tuning.asked_plan import PlanningOptions

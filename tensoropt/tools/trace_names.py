@@ -6,8 +6,8 @@ import re
 from collections.abc import Container, Iterable
 from typing import NamedTuple
 
+from ..ir.body import ALIASES
 from ..ir.graph import SOURCES
-from ..ir.views import ALIASES
 from ..sharding.model import Model
 
 FORWARD, BACKWARD, UPDATE, CALL, OTHER = "forward", "backward", "update", "call", "other"

@@ -25,7 +25,7 @@ from ..runtime.execute import checked_collectives, loaded_plan
 from ..runtime.execution import execute
 from ..runtime.gpus import computes_on_gpu
 from ..runtime.ranks import current_processes, display_here, install_error_handling
-from ..search.request import OPTIONS
+from ..search.options import OPTIONS
 from ..sharding.model import Model
 from ..tuning.asked_plan import PlanningOptions
 from .capture.accepting import check_eager, check_model

@@ -23,8 +23,8 @@ from ..profiling.available_memory import available_memory_bytes
 from ..profiling.store import Store
 from ..report.explanation import BASELINE_US, DATA_PARALLELISM, INTERLEAVED, WITHOUT_STAGES
 from ..runtime.ranks import Processes
-from ..search.candidates.whole_frontier import plan_beside
-from ..search.frontiers.find_other import find_baseline
+from ..search.candidates.plan_points import plan_beside
+from ..search.frontiers.find_frontier import find_baseline
 from ..search.frontiers.model_frontier import ModelFrontier
 from ..sharding.model import Model
 from .interleaved_timing import FirstValue, interleaved_seconds, steps_of

@@ -17,7 +17,7 @@ are close: see :mod:`.baseline_trial`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -25,22 +25,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..common.errors import InputError
+from ..costs.config_costs import costs_of_config
+from ..plan.frontier import Frontier
 from ..plan.plan import Plan
 from ..profiling.store import FILE, Store, cache_folder
 from ..profiling.tensorflow_engine import TensorFlowEngine
 from ..profiling.work import Measured, MeasuredOperators, WorkItem
+from ..rules.registry import rule_of
 from ..rules.rule import Config
 from ..runtime.execute import MPI
 from ..runtime.measuring.operator_timer import OperatorTimer, OperatorTrial, Timed
 from ..runtime.ranks import Processes
-from ..search.frontiers.find_other import data_parallel_configs
+from ..search.frontiers.find_frontier import data_parallel_configs
 from ..search.frontiers.model_frontier import ModelFrontier
 from ..search.options import find_answer
 from ..search.request import WORTH_STAGES, WORTH_TRYING, Request
 from ..sharding.model import Model
 from .baseline_trial import BaselineTrial
 from .interleaved_timing import FirstValue
-from .planned_parts import PlannedPart, part_of, parts_of, parts_of_points, work_of
 
 Search = Callable[[MeasuredOperators], Plan]
 NEGLIGIBLE = 0.01
@@ -315,3 +317,47 @@ def find_measured(
             progress=request.progress,
         )
         return baseline_trial.winner(plan, on_first_rank)
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedPart:
+    """A model or one of its stages, with a config for each of its operators.
+
+    Attributes:
+        frontier: the frontier that it was searched in, which has the costs.
+    """
+
+    frontier: ModelFrontier
+    configs: Mapping[str, Config]
+
+    def pairs(self, whole: Model) -> list[tuple[str, Config]]:
+        """Return the operators in training steps with their configs, but those that only stages have: what they are fed by
+        others, and the loss that stands in for theirs.
+        """
+        return [
+            (op.name, self.configs[op.name])
+            for op in self.frontier.model.graph.step_operators
+            if op.updates is None and op.name in self.configs and op.name in whole.graph.operators
+        ]
+
+
+def work_of(frontier: ModelFrontier, name: str, config: Config) -> WorkItem | None:
+    """Return the work of an operator; None where it has none that could be timed by itself."""
+    op = frontier.model.graph.operators[name]
+    return costs_of_config(frontier.costing, op, rule_of(op), config).work()
+
+
+def parts_of(plan: Plan) -> list[PlannedPart]:
+    """Return the parts of a plan that was found in this process: its stages."""
+    parts = ((stage.frontier, stage.strategy.configs) for stage in plan.stages)
+    return [PlannedPart(frontier, configs) for frontier, configs in parts if frontier is not None]
+
+
+def parts_of_points(frontier: Frontier | None) -> Iterator[PlannedPart]:
+    """Return the parts of all points of a frontier."""
+    assert frontier is not None
+    return (part_of(*part) for point in range(len(frontier)) for part in frontier.parts(point))
+
+
+def part_of(frontier: ModelFrontier, point: int) -> PlannedPart:
+    return PlannedPart(frontier, frontier.built.strategy(frontier.found.strategies[point]).configs)

@@ -9,7 +9,7 @@ import tensoropt
 from tensoropt.ft import Budget
 from tensoropt.profiling.hardware import named
 from tensoropt.runtime.measuring.local_hardware import prepared_processes
-from tensoropt.search.candidates.whole_frontier import frontier_of_whole
+from tensoropt.search.candidates.plan_points import frontier_of_whole
 from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.search.request import Request
 from tensoropt.tools.offline import record

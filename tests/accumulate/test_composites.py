@@ -10,7 +10,7 @@ from helpers import zoo
 
 from tensoropt.common.errors import InputError
 from tensoropt.costs.config_costs import costs_of_config
-from tensoropt.costs.model_costs import costing_of
+from tensoropt.costs.operator_costs import costing_of
 from tensoropt.profiling.hardware import Device, Hardware, LinkLevel
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config

@@ -6,7 +6,7 @@ import accumulate.models as models
 import pytest
 from helpers.strategies import Link
 
-from tensoropt.costs.model_costs import costing_of
+from tensoropt.costs.operator_costs import costing_of
 from tensoropt.profiling.hardware import named
 from tensoropt.program.memory import peak
 from tensoropt.sharding.resharding import PathFinder

@@ -18,7 +18,7 @@ import tensoropt
 from tensoropt import zoo
 from tensoropt.common.errors import InputError
 from tensoropt.costs.config_costs import costs_of_config
-from tensoropt.costs.model_costs import costing_of
+from tensoropt.costs.operator_costs import costing_of
 from tensoropt.plan.build import check_reshardings, cost_entries
 from tensoropt.plan.frontier import Frontier
 from tensoropt.plan.plan import Plan

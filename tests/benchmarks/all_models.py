@@ -33,7 +33,7 @@ from tensoropt.ir.graph import Graph
 from tensoropt.profiling.hardware import resolve
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
-from tensoropt.search.candidates.whole_frontier import frontier_of_whole
+from tensoropt.search.candidates.plan_points import frontier_of_whole
 from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.search.request import Request
 

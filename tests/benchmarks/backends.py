@@ -33,7 +33,7 @@ def measured(collectives: str, models: str, rounds: int) -> dict[str, float]:
     from tensoropt.rules.rule import OperandSharding
     from tensoropt.runtime.execute import communicating
     from tensoropt.runtime.measuring.local_hardware import prepared_processes
-    from tensoropt.search.candidates.whole_frontier import frontier_of_whole
+    from tensoropt.search.candidates.plan_points import frontier_of_whole
     from tensoropt.search.frontiers.find_frontier import find_frontier
     from tensoropt.search.request import Request
     from tensoropt.sharding.resharding import PathFinder, PlainCosts, Resharding

@@ -51,8 +51,7 @@ from scipy.stats import kendalltau
 from tabulate import tabulate
 
 from tensoropt import zoo
-from tensoropt.costs.model_costs import costing_of
-from tensoropt.costs.operator_costs import OperatorCosting
+from tensoropt.costs.operator_costs import OperatorCosting, costing_of
 from tensoropt.plan.build import planned_operator
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.record import PlannedOperator
@@ -71,8 +70,8 @@ from tensoropt.runtime.context import Context
 from tensoropt.runtime.execute import MPI
 from tensoropt.runtime.measuring.local_hardware import hardware_here, prepared_processes
 from tensoropt.runtime.ranks import Processes
-from tensoropt.search.candidates.whole_frontier import frontier_of_whole
-from tensoropt.search.frontiers.find_other import find_baseline
+from tensoropt.search.candidates.plan_points import frontier_of_whole
+from tensoropt.search.frontiers.find_frontier import find_baseline
 from tensoropt.search.options import mini_time
 from tensoropt.search.problem.strategy_problem import StrategyProblem
 from tensoropt.search.request import Request, assumptions
@@ -83,8 +82,7 @@ from tensoropt.tools.plan_check import PlanCheck, check_plan
 from tensoropt.tools.recorded import Recorded
 from tensoropt.tuning.baseline_trial import BaselineTrial, runs_as
 from tensoropt.tuning.interleaved_timing import interleaved_seconds
-from tensoropt.tuning.planned_parts import PlannedPart
-from tensoropt.tuning.profile_guided import MeasuredSearch, opened_store, parse_budget
+from tensoropt.tuning.profile_guided import MeasuredSearch, PlannedPart, opened_store, parse_budget
 
 # Steps of 0.1 to 2 s on two cores, by the machine and the plan. On CPUs with oneDNN tensors of less than 256 KiB can't be
 # seen (profiling/trace.py), so activations are larger.

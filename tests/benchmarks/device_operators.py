@@ -68,7 +68,7 @@ FEWEST = 3
 
 def works(model: str, hardware: Hardware, degrees: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Yield a case for each operator and config of a model of the zoo; many are alike."""
-    from tensoropt.costs.model_costs import costing_of
+    from tensoropt.costs.operator_costs import costing_of
     from tensoropt.costs.work_items import largest_operand_shapes
     from tensoropt.ir.body import COMPOSITES
     from tensoropt.rules.registry import rule_of

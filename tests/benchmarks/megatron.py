@@ -32,8 +32,8 @@ from tensoropt.ir.graph import Graph
 from tensoropt.plan.frontier import Frontier
 from tensoropt.profiling.hardware import named
 from tensoropt.program.orders.fast_makespan import PassTimes, step_us
+from tensoropt.search.candidates.plan_points import PlanPoint
 from tensoropt.search.candidates.search_candidates import search_with_stages
-from tensoropt.search.candidates.staged_frontier_points import PlanPoint
 from tensoropt.search.request import Request
 from tensoropt.tools.offline import record
 

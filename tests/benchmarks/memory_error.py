@@ -28,10 +28,9 @@ from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import Hardware, Origin, named
 from tensoropt.runtime.measuring.local_hardware import prepared_processes
 from tensoropt.runtime.ranks import Processes
+from tensoropt.search.candidates.plan_points import frontier_of_whole
 from tensoropt.search.candidates.search_candidates import search_with_stages
-from tensoropt.search.candidates.whole_frontier import frontier_of_whole
-from tensoropt.search.frontiers.find_frontier import find_frontier
-from tensoropt.search.frontiers.find_other import find_baseline
+from tensoropt.search.frontiers.find_frontier import find_baseline, find_frontier
 from tensoropt.search.request import Request
 from tensoropt.tools.offline import record
 from tensoropt.tools.plan_check import check_plan

@@ -37,8 +37,7 @@ from tensoropt.ft import Budget  # noqa: E402
 from tensoropt.profiling.hardware import Hardware, named  # noqa: E402
 from tensoropt.search.algorithms import BASELINES  # noqa: E402
 from tensoropt.search.compare import Comparison  # noqa: E402
-from tensoropt.search.frontiers.find_frontier import find_frontier  # noqa: E402
-from tensoropt.search.frontiers.find_other import find_baseline  # noqa: E402
+from tensoropt.search.frontiers.find_frontier import find_baseline, find_frontier  # noqa: E402
 from tensoropt.search.frontiers.model_frontier import ModelFrontier  # noqa: E402
 from tensoropt.search.problem.choices import REMAT  # noqa: E402
 from tensoropt.search.problem.config_space import COMPACT, FULL  # noqa: E402

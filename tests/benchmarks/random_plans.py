@@ -15,7 +15,7 @@ from oracles.idle_choices import without_idle_choices
 from tensoropt.ft import Frontier
 from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.plan.plan import Plan
-from tensoropt.search.candidates.whole_frontier import frontier_of_whole
+from tensoropt.search.candidates.plan_points import frontier_of_whole
 from tensoropt.search.frontiers.model_frontier import ModelFrontier
 from tensoropt.sharding.resharding import PathFinder
 

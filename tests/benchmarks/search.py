@@ -51,7 +51,7 @@ def row(case: Case) -> list[str]:
     name, _, cluster = what.partition("@")
     model = recorded(name).model
     from tensoropt.profiling.hardware import named
-    from tensoropt.search.candidates.whole_frontier import frontier_of_whole
+    from tensoropt.search.candidates.plan_points import frontier_of_whole
     from tensoropt.search.frontiers.find_frontier import find_frontier
     from tensoropt.search.request import Request
 

@@ -18,14 +18,14 @@ from collections.abc import Callable
 
 from tabulate import tabulate
 
-from tensoropt.costs.model_costs import costing_of
+from tensoropt.costs.operator_costs import costing_of
 from tensoropt.ir.graph import Operator
 from tensoropt.profiling.hardware import resolve
 from tensoropt.program.simulator import StepActions, network_of, step_graph
 from tensoropt.program.simulator.full import simulate_tasks, task_graph
 from tensoropt.rules.rule import NONE, Config, why_unsearched
 from tensoropt.search.baselines import data_parallel
-from tensoropt.search.flexflow.delta import DeltaSimulation
+from tensoropt.search.flexflow.simulated_position import DeltaSimulation
 from tensoropt.search.task import BaselineTask
 from tensoropt.sharding.resharding import PathFinder
 from tensoropt.sharding.strategy import Strategy, StrategyView

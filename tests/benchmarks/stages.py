@@ -45,9 +45,8 @@ from tensoropt.runtime.execute import MPI
 from tensoropt.runtime.execution import execute
 from tensoropt.runtime.measuring.synthetic_batch import synthetic_step
 from tensoropt.runtime.ranks import Processes
-from tensoropt.search.candidates.whole_frontier import frontier_of_whole
-from tensoropt.search.frontiers.find_frontier import find_frontier
-from tensoropt.search.frontiers.find_other import find_baseline
+from tensoropt.search.candidates.plan_points import frontier_of_whole
+from tensoropt.search.frontiers.find_frontier import find_baseline, find_frontier
 from tensoropt.search.options import find_answer
 from tensoropt.search.request import WORTH_STAGES, Request
 from tensoropt.tools.offline import record

@@ -54,8 +54,8 @@ from tensoropt.runtime.measuring.local_hardware import hardware_here, prepared_p
 from tensoropt.runtime.measuring.synthetic_batch import synthetic_batch
 from tensoropt.runtime.ranks import Processes
 from tensoropt.runtime.step.functions import Feed
-from tensoropt.search.candidates.whole_frontier import frontier_of_whole
-from tensoropt.search.frontiers.find_other import find_baseline
+from tensoropt.search.candidates.plan_points import frontier_of_whole
+from tensoropt.search.frontiers.find_frontier import find_baseline
 from tensoropt.search.options import mini_time
 from tensoropt.search.request import Request, assumptions
 from tensoropt.tools.offline import record

@@ -6,30 +6,35 @@ import io
 import queue
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 from numba.core import event
 
-from tensoropt.common.process.progress import NOT_SHOWN, Clock, Display
-from tensoropt.program.compiled import njit
+from tensoropt.common.compiled import njit
+from tensoropt.common.process import progress
+from tensoropt.common.process.progress import NOT_SHOWN, Display
 
 QUIET = "TENSOROPT_QUIET"
 
 
-class DrivenClock(Clock):
-    """A clock on which time passes only by :meth:`pass_time`, which returns when the display waits again."""
+class DrivenClock:
+    """The clock and the event of a display: time passes only by :meth:`pass_time`, which returns when it waits again."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.seconds, self.ended = 0.0, threading.Event()
         self.waits: queue.Queue[float] = queue.Queue()
         self.goes_on: queue.Queue[bool] = queue.Queue()
 
-    def now_s(self) -> float:
+    def monotonic(self) -> float:
         return self.seconds
 
-    def wait(self, ended: threading.Event, seconds: float) -> bool:
+    def wait(self, seconds: float) -> bool:
         self.waits.put(seconds)
-        return ended.wait() if self.goes_on.get() else False
+        return self.ended.wait() if self.goes_on.get() else False
+
+    def set(self) -> None:
+        self.ended.set()
 
     def pass_time(self) -> float:
         """Let the display's current wait end, and return how long it was."""
@@ -38,6 +43,10 @@ class DrivenClock(Clock):
         self.goes_on.put(False)
         self.waits.put(self.waits.get(timeout=60))
         return waited
+
+    def cleared(self) -> DrivenClock:
+        self.ended.clear()
+        return self
 
     def end(self) -> None:
         self.goes_on.put(True)
@@ -51,13 +60,16 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> DrivenClock:
     monkeypatch.delenv(QUIET)
-    return DrivenClock()
+    clock = DrivenClock()
+    monkeypatch.setattr(progress, "time", clock)
+    monkeypatch.setattr(progress, "threading", SimpleNamespace(Thread=threading.Thread, Event=clock.cleared))
+    return clock
 
 
 def test_lines_come_after_two_seconds_and_each_ten_and_name_the_innermost_phase(
     clock: DrivenClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    display = Display(clock=clock)
+    display = Display()
     with display.phase("capture"):
         waited = [clock.pass_time()]
         with display.phase("search"):
@@ -78,7 +90,7 @@ def test_lines_come_after_two_seconds_and_each_ten_and_name_the_innermost_phase(
 def test_a_second_wait_counts_from_its_own_start_and_short_work_shows_nothing(
     clock: DrivenClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    display = Display(clock=clock)
+    display = Display()
     clock.end()
     with display.phase("short"):
         clock.seconds += 100.0
@@ -94,7 +106,7 @@ def test_a_terminal_shows_one_bar_that_is_wiped_even_by_an_error(
 ) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    display = Display(clock=clock)
+    display = Display()
     with pytest.raises(ValueError, match="wrong"), display.phase("capture"):
         waited = [clock.pass_time()]
         display.update("costs", 3, 6)
@@ -112,7 +124,7 @@ def test_quiet_and_hidden_show_nothing_and_start_nothing(
     clock: DrivenClock, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(QUIET, "1")
-    for display in (Display(clock=clock), NOT_SHOWN):
+    for display in (Display(), NOT_SHOWN):
         with display.phase("capture"):
             display.update("costs", 3, 7)
             assert clock.waits.empty()
@@ -132,7 +144,7 @@ def test_a_compilation_shows_instead_of_what_waits_for_it(clock: DrivenClock, ca
         def on_end(self, _: object) -> None:
             pass
 
-    display = Display(clock=clock)
+    display = Display()
     with display.phase("peaks"), event.install_listener("numba:compile", WhenCompiled()):
         display.update("peaks", 0, 35)
         assert waits(1) == 2

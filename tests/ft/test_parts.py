@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.ft import INFEASIBLE, Edge, Frontier, Node, Problem
-from tensoropt.ft.elimination.linear_graph import held_variables, linear_graphs
+from tensoropt.ft.elimination.ldp import held_variables, linear_graphs
 from tensoropt.ft.elimination.table_graph import TableGraph
 from tensoropt.ft.presolve.supported_states import supported_states
 from tensoropt.ft.tables.contract import combine

@@ -12,9 +12,9 @@ from tensoropt.profiling.hardware import Hardware
 from tensoropt.program.orders.schedule import ONE_FORWARD_ONE_BACKWARD
 from tensoropt.search.candidates.by_bound import Fit, by_bound
 from tensoropt.search.candidates.candidate import Candidate, possible_micro_batches
+from tensoropt.search.candidates.plan_points import PlanPoint
+from tensoropt.search.candidates.plan_points import frontier_of_whole as plans_of  # noqa: F401
 from tensoropt.search.candidates.search_candidates import CandidateSearch
-from tensoropt.search.candidates.staged_frontier_points import PlanPoint
-from tensoropt.search.candidates.whole_frontier import frontier_of_whole as plans_of  # noqa: F401
 from tensoropt.search.frontiers.find_frontier import find_frontier as find
 from tensoropt.search.frontiers.model_frontier import ModelFrontier
 from tensoropt.search.options import find_answer

@@ -14,7 +14,7 @@ from keras import optimizers
 from optimizers.models import MakeOptimizer, case_of, check, lookups
 
 from tensoropt.costs.config_costs import costs_of_config
-from tensoropt.costs.model_costs import costing_of
+from tensoropt.costs.operator_costs import costing_of
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.profiling.hardware import named
 from tensoropt.reschedule.mesh import Mesh

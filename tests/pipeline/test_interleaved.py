@@ -17,7 +17,7 @@ from pipeline.replays import bytes_of_passes, with_parameters
 from pipeline.staged import random_cuts, random_stage_view
 
 from tensoropt.common.errors import InputError
-from tensoropt.costs.model_costs import costing_of
+from tensoropt.costs.operator_costs import costing_of
 from tensoropt.ft import Budget
 from tensoropt.plan.frontier import Frontier
 from tensoropt.plan.plan import Plan

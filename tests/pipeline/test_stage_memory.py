@@ -15,7 +15,7 @@ from pipeline.orders import OF_OWN_SUBMESHES
 from pipeline.replays import bytes_of_passes
 from pipeline.staged import random_cuts, random_stage_view
 
-from tensoropt.costs.model_costs import costing_of
+from tensoropt.costs.operator_costs import costing_of
 from tensoropt.profiling.hardware import named
 from tensoropt.program.fast_peak import Peaks
 from tensoropt.program.memory.pass_memory import Messages, pass_memory, peak_together

@@ -26,7 +26,7 @@ from tensoropt.program.memory.pass_memory import peak_together
 from tensoropt.program.orders.schedule import StepOrder
 from tensoropt.report.differences import differences, differences_text
 from tensoropt.report.frontier_rows import FrontierRows
-from tensoropt.search.candidates.staged_frontier_points import why_too_large
+from tensoropt.search.candidates.plan_points import why_too_large
 from tensoropt.search.options import _fastest
 from tensoropt.search.request import WORTH_STAGES, WORTH_TRYING, Request
 from tensoropt.search.stages import memory as stage_memory

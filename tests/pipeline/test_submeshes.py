@@ -14,7 +14,7 @@ from pipeline.staged import random_cuts
 from tensoropt.common.errors import InputError
 from tensoropt.ft import Budget
 from tensoropt.profiling.hardware import named
-from tensoropt.search.candidates.staged_frontier_points import PlanPoint
+from tensoropt.search.candidates.plan_points import PlanPoint
 from tensoropt.search.request import Request
 from tensoropt.search.stages.cuts import _Places, balanced
 from tensoropt.search.stages.submeshes import Block, blocks_of, choices, equal_blocks, is_submesh

@@ -14,7 +14,7 @@ from tensoropt import zoo
 from tensoropt.ft import Budget
 from tensoropt.profiling.hardware import named
 from tensoropt.search.frontiers import model_frontier
-from tensoropt.search.frontiers.find_other import find_unsplit
+from tensoropt.search.frontiers.find_frontier import find_unsplit
 from tensoropt.search.frontiers.model_frontier import spread
 from tensoropt.tools.offline import record
 

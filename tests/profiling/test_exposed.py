@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tensoropt.profiling import exposed
-from tensoropt.profiling.exposed import FEWEST, LONGER, SIZES, exposed_share
+from tensoropt.profiling import measure
+from tensoropt.profiling.measure import FEWEST, LONGER, SIZES, exposed_share
 
 BYTES_PER_S = 1e9
 PRODUCT_S = 0.0005
@@ -14,7 +14,7 @@ PRODUCT_S = 0.0005
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
     """An action gives the seconds that it takes."""
-    monkeypatch.setattr(exposed, "time_s", lambda action: action())
+    monkeypatch.setattr(measure, "time_s", lambda action: action())
 
 
 @dataclass

@@ -25,7 +25,7 @@ from helpers.strategies import engine_of, feeds_of, random_router, random_strate
 from one_device.drawing import Draw, drawn, plan_of
 from one_device.running import engine_of as stages_engine_of
 
-from tensoropt.ir.views import ALIASES
+from tensoropt.ir.body import ALIASES
 from tensoropt.lowering.resharding.backends import CommunicatingBackend
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.collective_tables import device_partitions

@@ -20,7 +20,7 @@ from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 from tensoropt.runtime.measuring.local_hardware import prepared_processes
-from tensoropt.search.candidates.whole_frontier import frontier_of_whole
+from tensoropt.search.candidates.plan_points import frontier_of_whole
 from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.search.frontiers.model_frontier import ModelFrontier
 from tensoropt.search.request import Request

@@ -13,8 +13,7 @@ from oracles.idle_choices import without_idle_choices
 from program.saved_bytes import SavedBytes
 
 from tensoropt.costs.config_costs import costs_of_config
-from tensoropt.costs.model_costs import costing_of
-from tensoropt.costs.operator_costs import OperatorCosting
+from tensoropt.costs.operator_costs import OperatorCosting, costing_of
 from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.profiling.hardware import Hardware, named
 from tensoropt.program.memory.buffers import TaskBuffers

@@ -16,7 +16,7 @@ from helpers.fast_peaks import peak_bytes
 from helpers.large import first
 from helpers.strategies import random_router, random_strategy
 
-from tensoropt.costs.model_costs import costing_of
+from tensoropt.costs.operator_costs import costing_of
 from tensoropt.profiling.hardware import named
 from tensoropt.program.fast_peak import Peaks, array_layout, peaks
 from tensoropt.program.memory.peak import peak_of

@@ -14,7 +14,7 @@ from helpers.strategies import random_strategy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensoropt.costs.model_costs import costing_of
+from tensoropt.costs.operator_costs import costing_of
 from tensoropt.costs.resharding_costs import shard_bytes
 from tensoropt.profiling.hardware import named
 from tensoropt.program.memory.instructions import Instructions

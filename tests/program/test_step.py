@@ -14,8 +14,8 @@ from helpers import zoo
 from helpers.large import first
 from helpers.strategies import engine_of, feeds_of, random_router, random_strategy
 
+from tensoropt.ir.body import ALIASES
 from tensoropt.ir.graph import CONSTANT, PLACEHOLDER
-from tensoropt.ir.views import ALIASES
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.program.fetch import Fetch
 from tensoropt.program.invariants import check_program

@@ -11,7 +11,7 @@ from typing import Any
 from helpers.strategies import random_router, random_strategy
 
 from random_models.drawing import CaseOptions
-from tensoropt.costs.model_costs import costing_of
+from tensoropt.costs.operator_costs import costing_of
 from tensoropt.plan.build import cost_entries, planned_operator
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.record import PlannedOperator
@@ -19,7 +19,7 @@ from tensoropt.plan.stage_plan import StagePlan
 from tensoropt.profiling.hardware import Hardware
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import configs, why_invalid
-from tensoropt.search.candidates.whole_frontier import frontier_of_whole
+from tensoropt.search.candidates.plan_points import frontier_of_whole
 from tensoropt.search.frontiers.find_frontier import searched
 from tensoropt.search.options import find_answer
 from tensoropt.search.request import OF_CURVE, Request

@@ -10,11 +10,11 @@ import pytest
 
 import tensoropt
 from tensoropt.common.memory_units import default_limit
-from tensoropt.report.config_words import config_words
 from tensoropt.report.explanation import explanation, layer_costs, memory_parts, time_parts
 from tensoropt.report.explanation_text import explanation_text
 from tensoropt.report.frontier_rows import FrontierRows
 from tensoropt.report.plan_rows import NO_LAYER, PlanRows, layers_of
+from tensoropt.report.sentences import config_words
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ def phase(display: progress.Display, name: str):
         yield
 
 
-progress.Clock.wait = lambda clock, ended, seconds: ended.wait()
+progress.FIRST_S = None  # waits until the end
 progress.Display.phase = phase
 
 

@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.common.errors import TensorOptError
-from tensoropt.runtime.launch import banner
 from tensoropt.runtime.launch import mpirun as launch
 from tensoropt.runtime.mpi_config import configure_environment
 from tensoropt.tools.cli import main as cli
@@ -53,12 +52,12 @@ def test_run_passes_the_exit_code_on():
 
 @pytest.mark.parametrize("chunk_bytes", [1, 7, 10**4])
 def test_mpiruns_banner_of_an_exit_code_is_left_out(chunk_bytes, tmp_path, monkeypatch):
-    monkeypatch.setattr(banner, "_CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(launch, "_CHUNK_BYTES", chunk_bytes)
     rule, said = "-" * 74 + "\n", "prterun detected that one or more processes exited with non-zero status,\nthus\n"
     kept = f"-one\n{rule}another\n{rule}"
     (tmp_path / "said").write_text(kept + rule + said + rule + kept + rule)
     with (tmp_path / "said").open() as source, (tmp_path / "shown").open("w") as target:
-        banner.copy_without_banner(source.fileno(), target.fileno())
+        launch.copy_without_banner(source.fileno(), target.fileno())
     assert (tmp_path / "shown").read_text() == kept + kept + rule
 
 

@@ -12,7 +12,7 @@ from functools import cache
 from zoo.small import SMALL
 
 from tensoropt import zoo
-from tensoropt.costs.model_costs import costing_of
+from tensoropt.costs.operator_costs import costing_of
 from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.profiling.hardware import Hardware, named
 from tensoropt.program.simulator import StepActions, network_of

@@ -19,7 +19,7 @@ from tensoropt.profiling.compute import cpu_name
 from tensoropt.profiling.hardware import named
 from tensoropt.runtime.engine import Engine
 from tensoropt.runtime.execute import MPI
-from tensoropt.search.candidates.whole_frontier import frontier_of_whole
+from tensoropt.search.candidates.plan_points import frontier_of_whole
 from tensoropt.search.frontiers.find_frontier import find_frontier
 from tensoropt.search.request import Request
 from tensoropt.tuning.baseline_trial import BaselineTrial, runs_as

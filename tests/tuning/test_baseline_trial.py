@@ -17,7 +17,7 @@ from tensoropt.profiling.store import Store
 from tensoropt.report.explanation import DATA_PARALLELISM, WITHOUT_STAGES
 from tensoropt.runtime.execute import MPI
 from tensoropt.runtime.ranks import Processes
-from tensoropt.search.frontiers.find_other import find_baseline
+from tensoropt.search.frontiers.find_frontier import find_baseline
 from tensoropt.search.request import Request
 from tensoropt.sharding.model import Model
 from tensoropt.tuning.baseline_trial import NEAR, PLAN, BaselineTrial, runs_as

@@ -30,8 +30,16 @@ from tensoropt.search.baselines import data_parallel
 from tensoropt.search.options import find_answer, mini_time
 from tensoropt.search.request import Request
 from tensoropt.search.task import BaselineTask
-from tensoropt.tuning.planned_parts import part_of, parts_of, work_of
-from tensoropt.tuning.profile_guided import NEGLIGIBLE, MeasuredSearch, _data_parallel_part, find_measured, parse_budget
+from tensoropt.tuning.profile_guided import (
+    NEGLIGIBLE,
+    MeasuredSearch,
+    _data_parallel_part,
+    find_measured,
+    parse_budget,
+    part_of,
+    parts_of,
+    work_of,
+)
 
 ALONE = Processes(0, 1, ("here",))
 DEVICES = 2

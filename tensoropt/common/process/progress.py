@@ -27,18 +27,6 @@ def under(progress: Progress, name: str) -> Progress:
     return lambda phase, done, total: progress(f"{name}, {phase}", done, total)
 
 
-class Clock:
-    """The time that passes."""
-
-    def now_s(self) -> float:
-        """Return the seconds since some moment."""
-        return time.monotonic()
-
-    def wait(self, ended: threading.Event, seconds: float) -> bool:
-        """Wait for so long, or until the event is set; return whether it is."""
-        return ended.wait(seconds)
-
-
 @dataclass(frozen=True, slots=True)
 class _Phase:
     """A piece of long work, ``done`` of ``total`` parts of it done; a total of 0 stands for work that has no parts."""
@@ -59,9 +47,9 @@ class Display:
         stream: where to write; by default stderr.
     """
 
-    def __init__(self, is_shown: bool = True, clock: Clock | None = None, stream: TextIO | None = None) -> None:
+    def __init__(self, is_shown: bool = True, stream: TextIO | None = None) -> None:
         self.is_shown = is_shown and os.environ.get(QUIET) != "1"
-        self._clock, self._given = clock or Clock(), stream
+        self._given = stream
         self._phase: _Phase | None = None
         self._started_s = 0.0
 
@@ -92,7 +80,7 @@ class Display:
     @contextmanager
     def _showing(self) -> Iterator[None]:
         # A thread, since some phases report nothing for long.
-        self._started_s, ended = self._clock.now_s(), threading.Event()
+        self._started_s, ended = time.monotonic(), threading.Event()
         thread = threading.Thread(target=self._show_until, args=(ended,), daemon=True)
         thread.start()
         try:
@@ -103,8 +91,8 @@ class Display:
 
     def _show_until(self, ended: threading.Event) -> None:
         is_terminal, wait_s, has_bar = (self._given or sys.stderr).isatty(), FIRST_S, False
-        while not self._clock.wait(ended, wait_s):
-            phase, seconds = self._phase, self._clock.now_s() - self._started_s
+        while not ended.wait(wait_s):
+            phase, seconds = self._phase, time.monotonic() - self._started_s
             if phase is None:
                 continue
             if BENEATH:

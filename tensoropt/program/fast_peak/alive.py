@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..compiled import inner as compiled
-from ..compiled import njit
+from ...common.compiled import inner as compiled
+from ...common.compiled import njit
 from . import array_layout as ix
 from . import columns as c
 from .instruct import write_instructions

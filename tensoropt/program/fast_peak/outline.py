@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from ...ir.body import viewed_operand
 from ...ir.graph import PLACEHOLDER, SOURCES, Graph, Operator, Tensor
-from ...ir.views import viewed_operand
 from ..deferral import has_separate_gradients
 from ..gradient_flow import reached_from
 from ..memory.buffers import OVERWRITE, PASSED_ON, PRODUCTS

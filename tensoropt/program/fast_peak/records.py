@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...common.compiled import inner as compiled
 from ...sharding.resharding import BUCKET_BYTES
-from ..compiled import inner as compiled
 from . import array_layout as ix
 from . import columns as c
 from . import written as w

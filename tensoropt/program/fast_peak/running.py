@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...common.compiled import inner as compiled
 from ...common.settings import LAG
-from ..compiled import inner as compiled
 from . import array_layout as ix
 from . import columns as c
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..compiled import inner as compiled
+from ...common.compiled import inner as compiled
 from . import array_layout as ix
 from . import columns as c
 from . import written as w

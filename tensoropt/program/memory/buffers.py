@@ -14,9 +14,8 @@ from dataclasses import replace
 from ...costs.config_costs import costs_of_config
 from ...costs.operator_costs import OperatorCosting
 from ...costs.resharding_costs import shard_bytes
-from ...ir.body import COMPOSITES, VALUE_SHAPED
+from ...ir.body import COMPOSITES, VALUE_SHAPED, viewed_operand
 from ...ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Operator
-from ...ir.views import viewed_operand
 from ...reschedule.path import Path
 from ...sharding.resharding import PathFinder, Resharding, halo_resharding
 from ...sharding.strategy import StrategyView

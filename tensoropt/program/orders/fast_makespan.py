@@ -160,7 +160,7 @@ def pass_ends(times: Sequence[PassTimes], on_the_way: Transfers, order: StepOrde
 
 def _ends(times: Sequence[PassTimes], on_the_way: Transfers, order: StepOrder) -> tuple[list[Any], Any]:
     """Return when each submesh ends, and when each pass of the last plan does."""
-    from ..compiled import compiled  # here, since loading Numba takes half a second
+    from ...common.compiled import compiled  # here, since loading Numba takes half a second
 
     first = first_passes_us(times, on_the_way, order.submeshes)
     kinds = ("forward", "backward", "late", "parameters", "early")

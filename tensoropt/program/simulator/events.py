@@ -17,7 +17,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from ..compiled import compiled
+from ...common.compiled import compiled
 
 MISSING, READY, AT, CAME, LATE = range(5)
 

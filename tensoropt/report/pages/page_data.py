@@ -14,7 +14,6 @@ import numpy as np
 
 from ...common.memory_units import default_limit
 from ...reschedule.mesh import AXIS_NAMES
-from ..config_words import config_words
 from ..curve_files import unbeaten
 from ..explanation import (
     ACCUMULATED,
@@ -31,7 +30,7 @@ from ..explanation import (
 )  # fmt: skip
 from ..frontier_rows import COSTS, FrontierRows
 from ..plan_rows import PlanRows, Row, StageRows
-from ..sentences import point_sentences
+from ..sentences import config_words, point_sentences
 
 FORMAT, VERSION = "tensoropt/report", 5
 _Amounts = tuple[Hashable, Row, Sequence[float]]  # what is added up by key: a part, and its amounts by choice

@@ -6,10 +6,15 @@ group's, and its own within the group. An operator waits in a queue and blocks n
     GPUs: one chain over all groups, in the order of emission, which is the same on all ranks. NCCL runs a GPU's kernels
     one after the other, and ranks that began with kernels of different groups would wait for each other for ever. The
     chain is one of data: a collective's number is added to 0, which is computed from the result before. Grappler may drop a
-    control dependency, and can't see through this (:mod:`.chain_check` proves it on what is emitted).
+    control dependency, and can't see through this.
 
 Blocks of a group must be equal in size, so the smaller ones are padded to the largest of all ranks. A gather or an
 all-to-all of 0 elements would end the process, so none is emitted.
+
+:func:`chain_checked` proves that what TensorFlow runs of an emitted function, after Grappler and partitioning, keeps the
+chain. Each collective has a number that grows in the order of emission. The chain holds if each follows, by values or
+control dependencies, from the one before: then from all before, and all ranks run them in one order. One pass through the
+graph computes for each operator the largest number of a collective that it follows from. That must be the number before.
 """
 
 from __future__ import annotations
@@ -27,11 +32,16 @@ from ...lowering.resharding.in_graph import padded
 from ...lowering.resharding.path_callbacks import Runner, emit_callback
 from ...reschedule.layout import Axes
 from ...reschedule.mesh import Mesh
-from .chain_check import NUMBER, chain_checked
 from .element_types import packed, summable, summed, unpacked
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
+from collections.abc import Iterator
+from contextlib import contextmanager
+from graphlib import TopologicalSorter
+from itertools import pairwise
+
+from ...common.errors import TensorOptError
 
 # The types as which elements move, by their size in bytes: those that have kernels on CPUs and GPUs.
 _MOVED_AS = {2: tf.float16, 4: tf.float32, 8: tf.float64}
@@ -183,3 +193,66 @@ def _without_padding(received: tf.Tensor, max_count: int, counts: Sequence[int])
     starts = [member * max_count for member in range(len(counts))]
     parts = [received[start : start + opaque(count, tf.int32)] for start, count in zip(starts, counts, strict=True)]
     return tf.concat(parts, axis=0)
+
+
+NUMBER = "_tensoropt_number"
+"""The attribute with a collective's number."""
+_SENDS, _RECEIVES = {"_Send", "_HostSend"}, {"_Recv", "_HostRecv"}
+Node = tuple[int, str]
+"""An operator: the number of its device's graph, and its name."""
+
+
+@contextmanager
+def chain_checked() -> Iterator[None]:
+    """Return a context that checks each function that first runs within it; raise TensorOptError if one lost the chain."""
+    from tensorflow.python.eager import context
+
+    context.context().enable_run_metadata()
+    try:
+        yield
+        metadata = context.context().export_run_metadata()
+    finally:
+        context.context().disable_run_metadata()
+    for function in metadata.function_graphs:
+        check_chain(function.partition_graphs)
+
+
+def check_chain(graphs: Sequence[Any]) -> int:
+    """Check that the collectives of a function's graphs (GraphDef, one for each device) are one chain; return their number.
+
+    Raises:
+        TensorOptError: two aren't in order.
+    """
+    numbers: dict[Node, int] = {}
+    sources: dict[Node, list[Node]] = {}
+    kinds: dict[Node, str] = {}
+    senders: dict[str, Node] = {}
+    receivers: dict[str, Node] = {}
+    for place, graph in enumerate(graphs):
+        for node in graph.node:
+            key = (place, node.name)
+            kinds[key] = node.op
+            sources[key] = [(place, operand.lstrip("^").partition(":")[0]) for operand in node.input]
+            if NUMBER in node.attr:
+                numbers[key] = node.attr[NUMBER].i
+            if node.op in _SENDS:
+                senders[node.attr["tensor_name"].s] = key
+            elif node.op in _RECEIVES:
+                receivers[node.attr["tensor_name"].s] = key
+    for key, kind in kinds.items():
+        if kind == "Merge":  # what a loop's turn hands to the next one isn't an order of operators
+            sources[key] = [source for source in sources[key] if kinds.get(source) != "NextIteration"]
+    for name, key in receivers.items():
+        sources[key] += [senders[name]] if name in senders else []
+    latest: dict[Node, int] = {}
+    for key in TopologicalSorter(sources).static_order():
+        latest[key] = max((max(numbers.get(source, 0), latest[source]) for source in sources.get(key, ())), default=0)
+    chain = sorted((number, key) for key, number in numbers.items())
+    for (last_number, earlier), (_, later) in pairwise(chain):
+        if latest[later] != last_number:
+            raise TensorOptError(
+                f"TensorFlow's graph optimizer took collective '{later[1]}' out of the chain: it doesn't wait for "
+                f"'{earlier[1]}', and ranks could run them in different orders; please report this, and take "
+                "collectives='mpi' meanwhile"
+            )
+    return len(chain)

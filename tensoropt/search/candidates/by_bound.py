@@ -41,8 +41,8 @@ from ..stages.placement import placement
 from ..stages.points import SearchedStages, SearchedWhole
 from .bounds import bound_of_cut, bound_of_whole, points_of
 from .candidate import WORTH_AT_ONCE, Candidate, Cutting, possible_micro_batches
+from .plan_points import PlanPoint, frontier_of, why_too_large
 from .search_cut import AlikeStages, search_ahead, search_cut
-from .staged_frontier_points import PlanPoint, frontier_of, why_too_large
 
 
 @dataclass(eq=False)

@@ -36,8 +36,7 @@ from ..stages.placement import fewest_stages
 from ..stages.points import SearchedStages, SearchedWhole
 from .by_bound import Best, Fit, SearchState, by_bound, opened
 from .candidate import Candidate, possible_micro_batches
-from .staged_frontier_points import PlanPoint, frontier_of
-from .whole_frontier import frontier_of_whole
+from .plan_points import PlanPoint, frontier_of, frontier_of_whole
 
 MOST_STAGES = 8
 

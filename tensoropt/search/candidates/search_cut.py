@@ -19,7 +19,7 @@ from typing import Any
 
 from ...common.process.progress import Progress
 from ...common.process.workers import Calls, can_be_sent, n_workers
-from ...costs.model_costs import costing_of
+from ...costs.operator_costs import costing_of
 from ...ft import ALGORITHMS, BY_DEFAULT
 from ...ir.graph import CONSTANT, Graph, Operator, Tensor
 from ...profiling.available_memory import available_memory_bytes

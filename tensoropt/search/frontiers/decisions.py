@@ -15,7 +15,7 @@ import numpy as np
 
 from ...ft.problem import INFEASIBLE, Edge, Node
 from ...ir.graph import Graph, Operator
-from ...report.config_words import config_words
+from ...report.sentences import config_words
 from ..problem.node_states import States
 from .model_frontier import ModelFrontier
 from .step_views import step_view

@@ -31,8 +31,7 @@ from .edge_costs import FIXED, HELD, PASSED, READ, REMATERIALIZED, SAVED, UNCHAR
 from .fusion_groups import FusionGroup
 from .node_states import Choice, Evaluation, States
 from .remat_segments import Segments
-from .saving_tables import direct, direct_regathered
-from .shared_copies import ConsumerEnd, ProducedTensor, SharedCopies, have_gradient
+from .shared_copies import ConsumerEnd, ProducedTensor, SharedCopies, direct, direct_regathered, have_gradient
 from .strategy_problem import CopyChoice, SharedCopy
 
 _MAY_BE_REGATHERED = frozenset((READ, PASSED, HELD))

@@ -28,8 +28,8 @@ import numpy as np
 
 from ...common.reach import reached
 from ...costs.operator_costs import OperatorCosting
+from ...ir.body import viewed_operand
 from ...ir.graph import Graph, Operator
-from ...ir.views import viewed_operand
 from ...rules.registry import rule_of
 from ...sharding.rematerializable import may_be_rematerialized_at_all
 from .fusion_groups import FusionGroup

@@ -1,7 +1,8 @@
 """Describe the two ends of a tensor's resharding, its producer and a consumer, and work out the copies that consumers share.
 
 The latter once for tensors that are alike, as those of equal layers: if they have one shape, and both ends of their
-reshardings are the same objects.
+reshardings are the same objects. What each resharding saves for the backward pass is a :data:`.Table`, by the residual
+policies of both ends.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ from .edge_costs import (
     Table,
 )
 from .node_states import Choice
-from .saving_tables import direct, of_shared, to_shared
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,3 +239,52 @@ class SharedCopies:
         policy[is_fixed] = FIXED
         costs = [(cost, best == k) for k, (_, use_costs) in enumerate(options) for cost in use_costs]
         return CopyWithin(End(shared, policy), shardings, costs)
+
+
+_NOTHING = ResidualCharge.NOTHING
+_OF_REMATERIALIZED = (
+    _NOTHING,
+    ResidualCharge.FROM_REMATERIALIZED,
+    ResidualCharge.VIEW_OF_REMATERIALIZED,
+    ResidualCharge.FROM_REMATERIALIZED,
+    ResidualCharge.FROM_REMATERIALIZED,
+)
+
+
+def direct(charge: ResidualCharge) -> Table:
+    """Return the Table of a single consumer's copy of a produced tensor; rows SAVED, REMATERIALIZED, UNCHARGED."""
+    return (_NOTHING, *(charge,) * 4), _OF_REMATERIALIZED, (_NOTHING, *(ResidualCharge.COPY_OF_SAVED,) * 4)
+
+
+def direct_regathered(charge: ResidualCharge) -> Table:
+    """Return the Table of a single consumer's copy that is regathered; where it can't be (FIXED), it is saved."""
+    of_saved = ResidualCharge.REGATHERED_OF_SAVED
+    policies = ResidualCharge.REGATHERED if charge == ResidualCharge.COPY else of_saved, of_saved, of_saved
+    return tuple(
+        (unread, regathered, fixed_charge, regathered, regathered)
+        for (unread, _, fixed_charge, *_), regathered in zip(direct(charge), policies, strict=True)
+    )
+
+
+def to_shared(copy_charge: ResidualCharge, charge: ResidualCharge, can_be_regathered: bool) -> Table:
+    """Return the Table of a shared copy of a produced tensor.
+
+    Rows are the tensor's policies SAVED and REMATERIALIZED; columns the shared copy's policies SAVED, REMATERIALIZED,
+    UNCHARGED (unread) and REGATHERED.
+    """
+    regathered = ResidualCharge.REGATHERED if charge == ResidualCharge.COPY else ResidualCharge.REGATHERED_OF_SAVED
+    return (
+        (copy_charge, ResidualCharge.FORBIDDEN, _NOTHING, regathered),
+        (
+            _NOTHING if copy_charge == _NOTHING else ResidualCharge.COPY_OF_REMATERIALIZED,
+            ResidualCharge.REGATHERED_OF_SAVED if can_be_regathered else ResidualCharge.LOCAL_OF_REMATERIALIZED,
+            _NOTHING if copy_charge == _NOTHING else ResidualCharge.UNREAD_OF_REMATERIALIZED,
+            ResidualCharge.FORBIDDEN,
+        ),
+    )
+
+
+def of_shared(consumer_charge: ResidualCharge) -> Table:
+    """Return the Table of a consumer's copy of a shared copy; rows are the shared copy's policies, in the same order."""
+    unread_row = _NOTHING, *(ResidualCharge.FROM_SHARED_UNREAD,) * 4
+    return (_NOTHING, *(consumer_charge,) * 4), _OF_REMATERIALIZED, unread_row, _OF_REMATERIALIZED

@@ -6,7 +6,7 @@
     all of it           :func:`step_us`
 
 A message takes of each of its ends the call into Python and half of the exposed share of the time that the link needs: the
-share is measured of an all-reduce, which sends as many bytes as it receives (:mod:`...profiling.exposed`). Where nothing was
+share is measured of an all-reduce, which sends as many bytes as it receives (:mod:`...profiling.measure`). Where nothing was
 measured, devices are taken to send by themselves.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ...costs.config_costs import ConfigCosts
-from ...costs.model_costs import costing_of
+from ...costs.operator_costs import costing_of
 from ...ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Operator
 from ...profiling.hardware import Hardware
 from ...profiling.hardware_costs import Link, link_between

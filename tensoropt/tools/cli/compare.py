@@ -56,7 +56,7 @@ def _compare(arguments: argparse.Namespace) -> None:
     check_outputs(outputs, files_read(arguments))
     import_tensorflow()
     checked_measurement(hardware, arguments.strict)
-    from ...search.candidates.whole_frontier import frontier_of_whole
+    from ...search.candidates.plan_points import frontier_of_whole
     from ...search.compare import compare
     from ...search.frontiers.find_frontier import find_frontier
     from ...search.options import mini_time

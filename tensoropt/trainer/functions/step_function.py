@@ -19,8 +19,8 @@ from ...runtime.checkpoint import Objects, entry_name
 from ...runtime.execution import Execution
 from ..capture.programs import TRAIN, Objective, inner
 from ..capture.signature import Signature
-from ..plain_optimizers import plain_optimizers, updated_by
 from ..runs import Runs
+from ..saving import plain_optimizers, updated_by
 from .function import FunctionTrainer
 
 

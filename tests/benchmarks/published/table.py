@@ -30,8 +30,8 @@ from tensoropt.ft import Budget
 from tensoropt.plan.frontier import Frontier
 from tensoropt.profiling.hardware import Hardware, named
 from tensoropt.profiling.hardware_costs import CollectiveCosts
+from tensoropt.search.candidates.plan_points import frontier_of
 from tensoropt.search.candidates.search_candidates import search_with_stages
-from tensoropt.search.candidates.staged_frontier_points import frontier_of
 from tensoropt.search.request import Request
 from tensoropt.search.stages.points import SearchedWhole
 from tensoropt.sharding.model import Model

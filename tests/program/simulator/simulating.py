@@ -11,8 +11,7 @@ from zoo.small import SMALL
 
 import tensoropt
 from tensoropt import zoo
-from tensoropt.costs.model_costs import costing_of
-from tensoropt.costs.operator_costs import OperatorCosting
+from tensoropt.costs.operator_costs import OperatorCosting, costing_of
 from tensoropt.ir.graph import Operator
 from tensoropt.profiling.hardware import Hardware, Link, Topology, named
 from tensoropt.profiling.hardware_costs import CollectiveCosts
@@ -24,7 +23,7 @@ from tensoropt.program.simulator.timeline import StepTimeline, additive_ns, time
 from tensoropt.program.simulator.topology_network import TopologyNetwork, network_of
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.rule import Config, OperandSharding, configs
-from tensoropt.search.flexflow.delta import Event
+from tensoropt.search.flexflow.simulated_position import Event
 from tensoropt.sharding.consumers import consumers_of, sharding_of, shareable_copies
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.resharding import PathFinder

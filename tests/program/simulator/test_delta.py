@@ -8,7 +8,7 @@ import pytest
 from helpers.large import first
 from program.simulator.simulating import CLUSTERS, RANDOM, Simulated
 
-from tensoropt.search.flexflow.delta import DeltaSimulation
+from tensoropt.search.flexflow.simulated_position import DeltaSimulation
 
 MODELS = ("lenet5", "rnnlm", "alexnet", "transformer", "inception_v3", "resnet101", "rnntc", "nmt")
 EACH = 6

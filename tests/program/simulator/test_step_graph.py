@@ -16,7 +16,7 @@ from program.simulator.simulating import random_view
 from session import updates
 
 import tensoropt
-from tensoropt.costs.model_costs import costing_of
+from tensoropt.costs.operator_costs import costing_of
 from tensoropt.profiling.hardware import named
 from tensoropt.program.gradient_flow import GradientFlow
 from tensoropt.program.invariants import check_program

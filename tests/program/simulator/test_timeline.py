@@ -13,7 +13,7 @@ from program.simulator.simulating import CLUSTERS, Simulated, step_timeline, sum
 from zoo.small import SMALL
 
 from tensoropt.common.errors import InputError
-from tensoropt.costs.model_costs import costing_of
+from tensoropt.costs.operator_costs import costing_of
 from tensoropt.plan.build import cost_entries, planned_operators
 from tensoropt.profiling.hardware import named
 from tensoropt.profiling.hardware_costs import CollectiveCosts

@@ -36,7 +36,7 @@ from tensoropt.reschedule.rank_steps import rank_step
 from tensoropt.reschedule.simulate import simulate, simulate_all_reduce
 from tensoropt.reschedule.steps import COMMUNICATING
 from tensoropt.runtime.collectives import tensorflow_server
-from tensoropt.runtime.collectives.tensorflow import TensorFlowCollectives
+from tensoropt.runtime.collectives.tensorflow import TensorFlowCollectives, chain_checked
 
 COMM = MPI.COMM_WORLD
 RANK = COMM.rank
@@ -176,7 +176,6 @@ def check_real_numbers(backend: GraphBackend) -> None:
 
 def check_that_a_lost_chain_is_seen() -> None:
     """Two collectives that neither waits for the other, and the same in a chain, as TensorFlow runs them."""
-    from tensoropt.runtime.collectives.chain_check import chain_checked
     mesh = Mesh.of(COMM.size)
     for is_chained in (True, False):
         collectives = TensorFlowCollectives(COMM, mesh, is_chained)

@@ -17,8 +17,7 @@ from helpers.mpirun import ROOT, run_ranks
 
 from tensoropt.common.errors import InputError, TensorOptError
 from tensoropt.runtime.collectives import tensorflow_server
-from tensoropt.runtime.collectives.chain_check import NUMBER, check_chain
-from tensoropt.runtime.collectives.tensorflow import group_key
+from tensoropt.runtime.collectives.tensorflow import NUMBER, check_chain, group_key
 from tensoropt.runtime.execute import checked_collectives
 
 HERE = Path(__file__).parent

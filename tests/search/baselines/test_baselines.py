@@ -13,15 +13,15 @@ from tensoropt.costs.config_costs import costs_of_config
 from tensoropt.costs.resharding_costs import shard_bytes
 from tensoropt.ft import InfeasibleError, search
 from tensoropt.ft.weighted.weighted_search import WeightedSearch
+from tensoropt.ir.body import viewed_operand
 from tensoropt.ir.graph import Operator, Tensor
-from tensoropt.ir.views import viewed_operand
 from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.plan.build import cost_entries
 from tensoropt.profiling.hardware import named
 from tensoropt.reschedule.layout import Layout, is_view
 from tensoropt.search.algorithms import BASELINES
 from tensoropt.search.baselines import search_baseline
-from tensoropt.search.frontiers.find_other import find_baseline
+from tensoropt.search.frontiers.find_frontier import find_baseline
 from tensoropt.search.frontiers.model_frontier import ModelFrontier
 from tensoropt.sharding.consumers import Consumer, consumers_of, sharding_of
 from tensoropt.sharding.resharding import PathFinder, PlainCosts

@@ -15,7 +15,7 @@ from tensoropt.ir.graph import PLACEHOLDER, VARIABLE
 from tensoropt.rules.rule import NONE, Config, why_invalid
 from tensoropt.search.baselines import data_parallel, mesh_tensorflow, one_weird_trick, tofu
 from tensoropt.search.baselines.dimensions import batch_dimension, logical_dimensions
-from tensoropt.search.baselines.naming import MOST_ASSIGNMENTS, Naming
+from tensoropt.search.baselines.mesh_tensorflow import MOST_ASSIGNMENTS, Naming
 from tensoropt.search.task import BaselineTask
 
 from .models import baseline_of, strategies_of

@@ -13,7 +13,7 @@ from helpers.searches import find_frontier, plans_of
 from tensoropt.ft import Budget, Frontier
 from tensoropt.profiling.hardware import named
 from tensoropt.search.compare import Comparison, beside_baselines, compare
-from tensoropt.search.frontiers.find_other import find_baseline
+from tensoropt.search.frontiers.find_frontier import find_baseline
 from tensoropt.search.frontiers.model_frontier import ModelFrontier, least_peaks, longest_ascending
 
 from .models import frontier_of, model_of

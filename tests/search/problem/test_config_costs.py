@@ -14,12 +14,11 @@ from helpers import zoo
 from helpers.large import first
 
 from tensoropt.costs.config_costs import READS_PART, ConfigCosts, costs_of_config
-from tensoropt.costs.model_costs import costing_of
-from tensoropt.costs.operator_costs import OperatorCosting
+from tensoropt.costs.operator_costs import OperatorCosting, costing_of
 from tensoropt.costs.resharding_costs import shard_bytes
+from tensoropt.ir.body import ALIASES
 from tensoropt.ir.graph import VARIABLE
 from tensoropt.ir.optimizer import ParameterUpdate
-from tensoropt.ir.views import ALIASES
 from tensoropt.profiling.hardware import named
 from tensoropt.profiling.hardware_costs import OperatorCosts
 from tensoropt.profiling.work import Measured, WorkItem

@@ -13,8 +13,7 @@ from zoo.small import SMALL
 
 from tensoropt import zoo
 from tensoropt.costs.config_costs import costs_of_config
-from tensoropt.costs.model_costs import costing_of
-from tensoropt.costs.operator_costs import OperatorCosting
+from tensoropt.costs.operator_costs import OperatorCosting, costing_of
 from tensoropt.costs.resharding_costs import ReshardingCosting
 from tensoropt.ft import search
 from tensoropt.ir.graph import SOURCES, Graph

@@ -15,14 +15,13 @@ from zoo.small import SMALL
 import tensoropt
 from tensoropt import zoo
 from tensoropt.costs.config_costs import costs_of_config
-from tensoropt.costs.model_costs import costing_of
-from tensoropt.costs.operator_costs import OperatorCosting
+from tensoropt.costs.operator_costs import OperatorCosting, costing_of
 from tensoropt.ft import Budget
 from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.ir.graph import VARIABLE
 from tensoropt.plan.build import cost_entries
 from tensoropt.profiling.hardware import named
-from tensoropt.search.frontiers.find_other import find_baseline
+from tensoropt.search.frontiers.find_frontier import find_baseline
 from tensoropt.search.frontiers.model_frontier import ModelFrontier
 from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.search.problem.config_space import COMPACT, FULL

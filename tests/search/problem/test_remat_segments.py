@@ -12,7 +12,7 @@ from helpers.searches import find_frontier
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensoropt.costs.model_costs import costing_of
+from tensoropt.costs.operator_costs import costing_of
 from tensoropt.profiling.hardware import named
 from tensoropt.search.frontiers.find_frontier import NOTHING_OFFERED
 from tensoropt.search.problem.builder import ProblemBuilder

@@ -8,7 +8,7 @@ from helpers.large import first
 from helpers.searches import find_frontier
 from remat.small import HARDWARE, SMALL, settle_copies
 
-from tensoropt.costs.model_costs import costing_of
+from tensoropt.costs.operator_costs import costing_of
 from tensoropt.ft import Budget, search
 from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.search.problem.builder import ProblemBuilder

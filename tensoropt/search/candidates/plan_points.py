@@ -1,30 +1,37 @@
-"""The points of plans with stages and without, joined into one frontier; and why none of them fits."""
+"""The points of plans with stages and without, as frontiers with what their files and reports have; and why none fits."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from operator import add
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from ...common.memory_units import memory_text
 from ...common.process.garbage import older_objects_kept
+from ...common.process.progress import Progress
 from ...common.words import counted
+from ...costs.held_bytes import least_held_bytes
+from ...ft import InfeasibleError
 from ...ft.lower_bound import LowerBound
 from ...ft.pareto import reduce_unsorted
 from ...plan.frontier import Frontier
 from ...plan.plan import Plan
-from ...plan.points import FrontierPoint, Passes
+from ...plan.points import FrontierPoint, Passes, thinned
 from ...program.orders.schedule import StepOrder, of_submeshes
 from ...reschedule.mesh import Mesh
-from ..frontiers.decisions import details_of_stage
+from ..frontiers.compress import shared_parts
+from ..frontiers.decisions import details_of_stage, of_operators, view_of
+from ..frontiers.find_frontier import find_baseline
 from ..frontiers.model_frontier import ModelFrontier
 from ..request import Request
-from ..stages.points import SearchedStages
+from ..stages.points import SearchedStages, SearchedWhole
 from .candidate import most_micro_batches
 
 
@@ -224,3 +231,93 @@ def why_too_large(frontier: Frontier[PlanPoint], limit_bytes: int | None) -> str
     can_divide = most_micro_batches(smallest.searched.stages.whole, 2 * n, default=n) > n
     advice = ["more stages"] * (smallest.n_stages < frontier.mesh.n_devices) + ["more micro-batches"] * can_divide
     return f"{text}; ask for {', '.join([*advice, 'more devices'])}, or memory={smallest.peak_bytes} or more"
+
+
+MOST_POINTS = 20
+"""The most points whose steps are stored."""
+STORED_BASELINES = ("data-parallel", "optcnn", "tofu", "mesh-tensorflow")
+COMPARED = "data-parallel"
+"""The baseline whose plan is stored too, for what differs from it."""
+
+
+def frontier_of_whole(frontier: ModelFrontier, assumed: Mapping[str, Any] = MappingProxyType({})) -> Frontier[PlanPoint]:
+    """Return all points that a search found for a model that isn't cut, with what is proven of them by that search."""
+    result = SearchedWhole.of(frontier)
+    (combined,) = result.combinations
+    costs = enumerate(zip(combined.stage_bytes[0].tolist(), combined.time_us.tolist(), strict=True))
+    return Frontier(
+        points_of=tuple(PlanPoint(result, combined.order, (number,), (peak,), time_us) for number, (peak, time_us) in costs),
+        mesh=frontier.mesh,
+        hardware_name=frontier.hardware.name,
+        told=frontier.told,
+        bound=frontier.found.bound,
+        objectives=frontier.objectives,
+        algorithm=frontier.found.algorithm,
+        eliminations=frontier.found.eliminations,
+        assumed=assumed,
+        seconds_by_phase=frontier.seconds_by_phase,
+        note=frontier.note,
+        searched=(result,),
+        is_interrupted=frontier.is_interrupted,
+        shared_parts=partial(shared_parts, frontier),
+        details_of=partial(details_of, frontier),
+    )
+
+
+def plan_beside(frontier: Frontier[Any], whole: ModelFrontier, number: int, option: str) -> Plan:
+    """Return the plan of a point of a model that isn't cut, which is taken though it is no point of a frontier."""
+    plan = frontier_of_whole(whole, frontier.assumed).plan(number, option)
+    return replace(plan, frontier=frontier, frontier_text=frontier.table(), point=None)
+
+
+def details_of(
+    frontier: ModelFrontier,
+    model: str = "",
+    chosen: int | None = None,
+    baselines: tuple[str, ...] = STORED_BASELINES,
+    progress: Progress | None = None,
+    known: Mapping[str, ModelFrontier] | None = None,
+) -> dict[str, Any]:
+    """Return the details of a frontier as a JSON value.
+
+    Args:
+        model: the model's name.
+        chosen: the number of the point that was chosen.
+        baselines: the names of baselines to search.
+        progress: called with (phase, done, total) now and then; the phases are ``steps`` and ``baselines``.
+        known: baselines that were found already, by name.
+    """
+    graph = frontier.model.graph.full_batch
+    required = {frontier.turning_number, *(() if chosen is None else (chosen,))}
+    points = thinned(len(frontier), required, MOST_POINTS, MOST_POINTS - len(required))
+    views = {}
+    for i, point in enumerate(points):
+        if progress is not None:
+            progress("steps", i, len(points))
+        views[str(point)] = view_of(frontier, point)
+    entries = []
+    for i, name in enumerate(baselines if graph is frontier.model.graph else ()):
+        if progress is not None:
+            progress("baselines", i, len(baselines))
+        with contextlib.suppress(InfeasibleError):  # a baseline may have no strategy
+            entries.append(_baseline(name, (known or {}).get(name) or find_baseline(frontier, name)))
+    return {
+        "model": model,
+        "chosen": chosen,
+        "views": views,
+        "baselines": entries,
+        **of_operators(graph),
+        "least_peak_bytes": least_held_bytes(graph, frontier.mesh.n_devices),
+    }
+
+
+def _baseline(name: str, frontier: ModelFrontier) -> dict[str, Any]:
+    """Return the points that a baseline found, with its plan if that is compared."""
+    points = [
+        {"sum_bytes": point.sum_bytes, "time_us": point.time_us, "peak_bytes": frontier.peak_bytes(number)}
+        for number, point in enumerate(frontier.points)
+    ]
+    entry: dict[str, Any] = {"name": name, "points": points}
+    if name == COMPARED:
+        entry["plan"] = {**frontier_of_whole(frontier).plan(0).to_json(), "frontier": []}
+    return entry

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 import numba  # type: ignore[import-untyped,import-not-found,unused-ignore]
 from numba.core import event  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
-from ..common.process.progress import BENEATH
+from .process.progress import BENEATH
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
