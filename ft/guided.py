@@ -55,7 +55,6 @@ class Guide:
     """Rounds of guided search on one problem; their results add up.
 
     Attributes:
-        problem: the problem to search.
         use_ldp: whether to solve by LDP what elimination leaves.
         max_points: longer frontiers of partial problems are thinned to this many points.
         report: called after eliminations.
@@ -63,7 +62,6 @@ class Guide:
         found: the strategies found in all rounds; None before the first.
         bound: the lower bound that all rounds prove; None before the first.
         counts: eliminations of the latest round, by kind.
-        n_rounds: the number of rounds done.
     """
 
     problem: Problem

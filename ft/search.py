@@ -51,7 +51,6 @@ def search(
     """Find the frontier of a problem.
 
     Args:
-        problem: what to search.
         algorithm: one of ALGORITHMS.
         progress: called with (done, total) now and then.
         budget: how hard to search; ``Budget()`` if not given. Enumeration has its own limit only.

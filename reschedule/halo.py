@@ -43,7 +43,6 @@ class Window:
     Attributes:
         before: the number of filled elements before the first one of the dimension.
         extent: the number of elements of the dimension.
-        count: the number of windows.
     """
 
     size: int

@@ -68,7 +68,6 @@ class Lines:
     """Bounds of all strategies of a problem, and the strategies that were found with them.
 
     Attributes:
-        weighted: the weighted search.
         rows_of: returns strategies' costs.
         found: the strategies that are known, at least one.
         gap: how near to the bound they are to be.

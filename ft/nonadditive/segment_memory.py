@@ -63,7 +63,6 @@ class Transient:
     """The transient memory of a problem, by rematerialization segment.
 
     Attributes:
-        segments: the segments.
         plain: by node, the states that rematerialize nothing, int64[]; all states of the nodes that aren't named.
         others: by node, for each state the index of the state that differs only in what is rematerialized, int64[K]; -1
             without one.

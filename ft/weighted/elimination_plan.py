@@ -45,11 +45,9 @@ class EliminationPlan:
     """The eliminations of a problem, in order.
 
     Attributes:
-        n_states: the number of states of each node.
         max_cells: the most cells of a table that an elimination may make.
         shapes: the shapes of all tables, by number; the first ``len(costs)`` are the problem's.
         costs: the costs of the problem's tables.
-        steps: the eliminations.
         constants: the numbers of the results that depend on no variable.
         same: for each table, the number of the first that is equal to it whatever the weights; often its own.
         variable_of: for each result of a bucket the variable that was eliminated.
@@ -137,7 +135,6 @@ class _Effort:
         tables: the tables of several variables that the elimination adds up.
         partitions: for each variable of these tables, the groups of its states that they distinguish.
         neighbours: the variables, except the eliminated one, of which the tables distinguish any states.
-        cells: the number of cells of the result.
         work: the number of sums that the elimination compares.
     """
 

@@ -17,7 +17,6 @@ class Input:
     """A table in a bucket.
 
     Attributes:
-        table: its number.
         axes: the order in which its axes are put to line up with the bucket's.
         selectors: for each axis in that order, the table's class of each of the bucket's groups or classes.
         expanded: its shape next to the bucket's other tables, 1 for a neighbour that it does not depend on.
@@ -39,7 +38,6 @@ class Bucket:
     Attributes:
         variable: the variable that is eliminated.
         group: int64[K], the group of each state; states of one group differ in the variable's own cost only.
-        n_groups: the number of groups.
         left: tables of several variables, by [neighbours of both parts, of this part alone, group].
         right: tables of several variables, by [neighbours of both parts, group, of this part alone].
         axes: how many classes the neighbours have: those of both parts, of the left alone, of the right alone.

@@ -111,7 +111,6 @@ class Hull:
         search: the weighted search that finds them.
         lines: by ascending slope; the first bounds time alone, the last memory alone.
         corners: the best point that each line's search found, None if none.
-        results: all results of the search.
         points: memory and time of all strategies that are known.
         near: how close, relatively, a line must come to a known strategy to be good enough.
     """

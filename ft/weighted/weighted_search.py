@@ -55,7 +55,6 @@ class WeightedSearch:
     """Searches one problem for the least weighted cost, for any weights.
 
     Args:
-        problem: the problem to search.
         max_cells: the most cells of a table that an elimination makes; where more would be needed, results are lower bounds.
         deadline: the deadline of all its searches, by ``time.monotonic``.
     """

@@ -18,7 +18,6 @@ class OperatorRate:
 
     Attributes:
         spread: the median relative error of the model on the operators that it was fitted to.
-        samples: the number of these operators.
     """
 
     overhead_us: float

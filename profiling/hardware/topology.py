@@ -52,7 +52,6 @@ class Topology:
     """Devices, in the order of ranks, and the links between them.
 
     Attributes:
-        devices: the devices' names.
         links: the links, in the order of the file.
         speeds: how fast each device computes, over the rates of the hardware's ``device``; empty if all are as fast.
     """

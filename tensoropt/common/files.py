@@ -244,7 +244,6 @@ def check_signed(kind: str, file: str | os.PathLike[str], data: bytes, value: di
 
     Args:
         kind: that of the file, for the message.
-        data: its bytes.
         value: its JSON value, which loses its checksum.
 
     Raises:

@@ -31,7 +31,6 @@ class GradientFunction:
     """The traced function of a custom gradient.
 
     Attributes:
-        graph: the traced function.
         placeholders: for each result of the operator the placeholder of its gradient, None where it can't have one.
         read: the tensors outside that the function reads, each with the tensor that stands for it in the graph.
         gradients: for each input of the operator its gradient, None where there is none.

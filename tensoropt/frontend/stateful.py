@@ -158,7 +158,6 @@ def left_out(where: str, place: str) -> InputError:
 
     Args:
         where: the operator and its line.
-        place: what it is in.
     """
     return InputError(
         f"{where} can't be recorded: it has an effect on the world in {place}, which would be left out; do it after that, "

@@ -57,9 +57,7 @@ class Definition:
     """The body of an operator that isn't split, as TensorFlow's serialized graph definition.
 
     Attributes:
-        graph: the graph definition.
         inputs: the names of the placeholders of its operands.
-        outputs: the names of its results.
         inside_bytes: the most that the tensors inside take, for memory.
         made_bytes: what the operators inside write, for time: with the longest extent of an operand where values decide.
         made_flops: what they do, likewise.
@@ -87,7 +85,6 @@ class LoopForm:
     Attributes:
         trips: how often the body runs.
         reads: for each stack, the index of the element that each trip reads.
-        n_states: the number of states.
         writes: for each item, the index in its stack that each trip writes; where two trips write one index, the later
             stays.
         lengths: for each item, the length of its stack.

@@ -139,7 +139,6 @@ class Differentiated:
     """The tensors and operands that get a gradient, on the paths from losses to the variables that their steps train.
 
     Attributes:
-        tensors: their names.
         operands: by name of each operator to which a gradient comes, the input positions to which the gradient goes on;
             operators that were imported as another type are left out.
     """
@@ -153,8 +152,6 @@ class MicroBatching:
     """The relation between the graph of one micro-batch and the graph of the full batch.
 
     Attributes:
-        n: the number of micro-batches.
-        full_batch: the graph of the full batch.
         batch: the number of samples in the full batch.
         forms: by name of each tensor that the micro-batches compute, the dimension that they split, or SUM: their parts add
             up.

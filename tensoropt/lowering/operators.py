@@ -37,9 +37,6 @@ class Job:
     """An operator with its config, and all that its lowering needs to know.
 
     Attributes:
-        op: the operator.
-        rule: its sharding rule.
-        config: its config.
         interface: the layouts of its operands and results, which follow from rule and config.
         ranks: the ranks that this process builds.
         complete: ``complete(k, values)`` emits the k-th resharding inside of the operator.
@@ -164,7 +161,6 @@ def _averages(rule: Rule, layout: Layout, rank: int, value: tf.Tensor) -> tf.Ten
     """Return the averages that TensorFlow defines, which don't count padding, from averages that count filled zeros as well.
 
     Args:
-        layout: that of the result.
         value: a rank's averages over windows, filled zeros counted.
     """
     factors = np.ones((), np.float64)

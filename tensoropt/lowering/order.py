@@ -54,7 +54,6 @@ class BackwardRecord:
         gradients: those of each operator's gradient, with the gradients that came of it; what these don't need is dead.
         forward_needs: operators that the forward pass needs, created with gradients: that of a loop gives the loop lists to
             fill.
-        scope: the name scope of the passes.
     """
 
     passes: list[Created] = field(default_factory=list)

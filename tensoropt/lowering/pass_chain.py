@@ -48,7 +48,6 @@ class PassChain:
     """The passes of one training step on a rank.
 
     Attributes:
-        n_micro_batches: the number of micro-batches.
         order_lag: for how many operators the backward pass may go on while a gradient is on its way (see :mod:`.order`);
             None where backward passes aren't put in order.
         n_stages: the number of stages whose passes these are.

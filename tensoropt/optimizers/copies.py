@@ -188,7 +188,6 @@ class OnRank:
     """One rank's copy of the optimizer.
 
     Attributes:
-        copy: the optimizer.
         shards: those that it updates.
         slots: the variables that it made.
     """

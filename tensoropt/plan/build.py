@@ -91,7 +91,6 @@ def cost_entries(view: StrategyView, costing: OperatorCosting | None = None) -> 
     """Yield the cost entry of every resharding of the training steps.
 
     Args:
-        view: a strategy on its graph.
         costing: says which copies the backward pass reads; without it, ``is_read`` is False in all entries.
     """
     graph = view.graph

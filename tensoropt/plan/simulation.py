@@ -41,8 +41,6 @@ class Simulation:
     """The simulated step of a plan.
 
     Attributes:
-        plan: what was simulated.
-        hardware: on what.
         timeline: what each device and link does when.
         additive_ns: the time of the step by Equations (1) to (3), with nothing hidden.
     """

@@ -14,7 +14,6 @@ class Fetch:
 
     Attributes:
         tensors: pairs of a tensor and whether this rank's shard of it is fetched (True) or its global value (False).
-        train_steps: the names of the training steps to run.
         operators: the names of other operators to run.
     """
 

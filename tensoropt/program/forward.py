@@ -39,7 +39,6 @@ class ForwardPass:
         tasks, aliases: those of the step, which all of its passes write to; see :class:`.step.StepProgram`.
         sites: the operators, operands and shared copies in the order in which they are made.
         made: the values that the pass makes.
-        backward: its backward passes.
     """
 
     def __init__(

@@ -99,8 +99,6 @@ class Task:
             an earlier one; JOIN what micro-batches computed of a tensor.
         direction: FORWARD, BACKWARD, or REMATERIALIZED: once more in the backward pass.
         site: what is computed or resharded; for a sum, where the gradients arrive.
-        reads: the values that it reads.
-        writes: the values that it writes.
         gradients: for the gradient of an operator, the gradients of its results, each with the result's index.
         after: values that must be there before a task in the backward pass is run once more.
         micro_batch: the index of the micro-batch that it belongs to; -1 for what is done once a step.

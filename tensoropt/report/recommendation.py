@@ -31,7 +31,6 @@ class Wanted:
         step_us: the longest that a step may take; None for any.
         finish_us: the longest that training on ``samples`` may take; the cheapest devices are then preferred.
         spend: the most that training on ``samples`` may cost; the fastest devices are then preferred.
-        samples: the number of samples to train on.
     """
 
     limit_bytes: int | None = None

@@ -266,7 +266,6 @@ class OperandSharding:
     The text is ``[a, -] ~b``, where b is ``unreduced``; ``[a, -] !`` has no gradient.
 
     Attributes:
-        layout: the layout of the operand.
         unreduced: the axes over which the gradient comes back partial; None if no gradient comes back.
     """
 

@@ -34,7 +34,6 @@ class Gpu:
     Attributes:
         name: as the driver has it, such as "NVIDIA H100 80GB HBM3".
         uuid: its number, which no other GPU has.
-        memory_bytes: its memory.
         visible_as: how ``CUDA_VISIBLE_DEVICES`` names it.
         mode: NVML's compute mode; 0 lets several processes use it.
     """

@@ -69,9 +69,6 @@ class SameData:
     def check(self, tensors: Callable[[], Iterable[tuple[str, Any]]]) -> None:
         """Compare the tensors of one call, if it is one of the compared ones.
 
-        Args:
-            tensors: returns the tensors with their names.
-
         Raises:
             InputError: the tensors differ between ranks. The message is the same on all ranks.
         """

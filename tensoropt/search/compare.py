@@ -49,7 +49,6 @@ class Comparison:
     """A model's frontier and the results of baselines.
 
     Attributes:
-        frontier: the model's frontier.
         baselines: the points that each baseline found, by its name.
         limit_bytes: the memory limit per device; None without a limit.
         failed: why others found nothing, by name.
@@ -294,7 +293,6 @@ def compare(
     """Compare a frontier with what baselines choose for its model, on its hardware and under its costs.
 
     Args:
-        algorithms: the names of the baselines.
         limit_bytes: the memory limit per device; None without a limit.
         progress: called with ("algorithm, phase", done, total) now and then.
     """

@@ -80,7 +80,6 @@ class FirstLook:
     """The plans and bounds that are known before a search.
 
     Attributes:
-        tried: frontiers of the strategies that were looked at.
         best: the fastest of these within the limit, as one of the frontiers and a point; None if none fits.
         held: what no plan can do with less than, in the numbers of micro-batches that need the least.
     """

@@ -69,7 +69,6 @@ class LeastMemory:
     """The point of a frontier that needs the least memory.
 
     Attributes:
-        point: its number.
         is_sure: whether the frontier was searched.
     """
 

@@ -46,7 +46,6 @@ class Request:
         space: the space to search; None chooses by the size of the full one.
         objectives: the two costs to search.
         budget: how much effort to spend on a search; None for the default, which is smaller for each point of a curve.
-        known: the times of operators that were measured.
         without: the choices that strategies must not use, see :mod:`.problem.choices`.
         micro_batches: the number of micro-batches in which a step processes its batch. None leaves it open: several are used
             if the memory limit requires it.

@@ -31,7 +31,6 @@ class Resharding:
 
     Attributes:
         shape: the tensor's global shape.
-        source: the layout that the tensor has.
         sharding: the operand sharding that the consumer asks for.
         reduction: ``sum``, or ``max`` where a special lowering takes a maximum over the partial axes.
         returning: the axes over which the gradient may come back to the source partial: those of a shared copy.

@@ -37,7 +37,6 @@ class Crossing:
     """A tensor that one stage sends to another.
 
     Attributes:
-        tensor: the tensor's name.
         source: the stage that computes it.
         target: a stage that uses it; a later one, unless it is ahead.
         has_gradient: whether its gradient is sent back.
@@ -53,12 +52,7 @@ class Crossing:
 
 @dataclass(frozen=True)
 class StageModel(Model):
-    """One stage as a model that is searched and planned.
-
-    Attributes:
-        stages: all stages.
-        index: which of them this is.
-    """
+    """One stage as a model that is searched and planned."""
 
     stages: Stages
     index: int

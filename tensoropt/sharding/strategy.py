@@ -42,7 +42,6 @@ class Strategy:
     """A config for each operator, and the choices beside it.
 
     Attributes:
-        mesh: the devices.
         configs: each operator's config, by its name.
         shared: the operand sharding of each tensor's shared copy, by the tensor's name; consumers of a tensor without one
             use it as produced.

@@ -32,7 +32,6 @@ class FitFolder:
     """The folder of one ``fit``'s checkpoints: ``folder/fit-0`` for the first one of a script.
 
     Args:
-        folder: the folder of the run.
         fit: how many ``fit`` of the script were kept in it before.
     """
 

@@ -72,7 +72,6 @@ class _Start:
     """The capture and planning of a trainer's training step, which make the trainer ready to run.
 
     Attributes:
-        trainer: the trainer.
         optimizer: the user's optimizer, with loss scaling where that is needed.
         told: the specs of inputs that a Keras model tells; None if it tells none.
         has_open_labels: whether a Keras model's loss, or its own training step, takes labels of any shape.

@@ -170,7 +170,6 @@ class Runs:
 
     Attributes:
         planned: the planned training step.
-        signature: the signature of its batches.
         expected: the signature with None for the extents in which batches may differ; a program is made for each shape.
         limit: the memory limit per device, and the hardware that it is of, for programs that need more than the planned.
         capture: captures a program (TRAIN, EVALUATE, PREDICT) for batches of a signature.

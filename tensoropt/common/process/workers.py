@@ -81,7 +81,6 @@ class Calls:
     What a worker that died was at is tried again by another one, or by this process.
 
     Args:
-        n: the number of workers.
         needed: the module that they import first.
         report: called with the key of a call and what its function has reported: a single value always, several, such as
             progress, now and then.

@@ -41,7 +41,6 @@ class Flattener:
     """A copier of a traced function into a graph.
 
     Attributes:
-        graph: the flat graph.
         layer_of: returns the text by which messages name the layer of an operator, given the operator's name; None if it is
             of none.
         handles: by the id of a variable's eager handle, its handle in the flat graph.

@@ -65,7 +65,6 @@ class CommunicatingBackend(_Unwatched):
     """A backend with one rank, this process, whose collectives go through a communicator.
 
     Attributes:
-        mesh: the devices.
         rank: this process's rank.
         communicator: runs the collectives.
         waiting: records which collectives this rank is in.

@@ -31,7 +31,6 @@ class Collective:
         axes: the mesh axes of its groups, as text.
         shape: the global shape of the tensor.
         dtype: TensorFlow's name of the type.
-        operator: the operator that it is for.
         is_overlappable: whether only updates wait for it.
         together: the operators and shapes of the reshardings that share this collective; empty if it is for one alone.
             ``shape`` is then the number of elements of all shapes, and ``operator`` the first operator.
@@ -91,7 +90,6 @@ class Resharder:
         """Return local values after the forward path of a resharding.
 
         Args:
-            operator: the operator that the resharding is for.
             is_overlappable: whether only updates wait for the values.
         """
         return self.run(paths.forward, values, operator, is_overlappable, resharding.reduction)

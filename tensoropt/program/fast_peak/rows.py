@@ -61,7 +61,6 @@ class Columns:
     """The choices of many strategies as columns of numbers, int32[strategies] each.
 
     Attributes:
-        n: the number of strategies.
         configs: the number of each operator's config, by the operator's name.
         shared: the number of each shared copy's operand sharding, by the tensor's name; 0 where there is none.
         regathered: 1 where a copy is regathered, by the copy.

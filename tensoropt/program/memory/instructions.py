@@ -110,7 +110,6 @@ class Instructions:
         """Reshard a buffer along a path; return the resharded buffer.
 
         Args:
-            item_bytes: the bytes of an element.
             use: what the resharded buffer is used for.
             is_overlappable: whether only updates wait for the path's collectives, so that they are delayed.
             may_wait: whether a rank computes on, as far as it can, before it comes to the path's collectives.

@@ -20,7 +20,6 @@ class Buffer:
     """A block of memory.
 
     Attributes:
-        n_bytes: its size.
         use: what it is used for, as tables name it.
         is_python_s: whether Python allocated it.
         of: the name of the tensor of which it holds the value, the gradient or the slots; empty if there is none.
@@ -37,8 +36,6 @@ class Instruction:
     """One step of a program: the buffers it reads and writes.
 
     Attributes:
-        reads: the buffers it reads.
-        writes: the buffers it writes.
         scratch_bytes: workspace that it uses while it runs, beside what it writes.
         overwrites: (buffer, bytes read of it). A result of just so many bytes takes over the buffer's memory if the buffer
             dies at this instruction. Through a view, fewer bytes are read than the buffer has; the result then keeps the
@@ -63,7 +60,6 @@ class Peak:
         instruction: the index of the instruction at which the peak occurs.
         by_tensor: these bytes by the tensor that their buffers name, for buffers that name one.
         runs: what that instruction makes, as text; may be empty.
-        n_instructions: the number of instructions of the program.
     """
 
     n_bytes: int

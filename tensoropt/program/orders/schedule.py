@@ -76,8 +76,6 @@ class StepOrder(NamedTuple):
     """The order of a step's passes.
 
     Attributes:
-        schedule: its name.
-        n_micro_batches: the number of micro-batches.
         in_flight: for each stage, how many micro-batches have run their forward pass and not their backward pass at most.
             A stage never has more in flight than one before it, which would have to send more than it may compute.
         deferred: of ``zero-bubble``, for each stage how many micro-batches have run their backward pass and not the pass of

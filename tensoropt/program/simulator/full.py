@@ -24,7 +24,6 @@ class TaskKey(NamedTuple):
     """The node that a task is part of, and its rank among tasks that are ready at the same time.
 
     Attributes:
-        node: the number of its node.
         first: the first of the classes of devices that take part.
         action: the number of its action in the node's chain; -1 for the wait that opens a node.
         part: the number of the resource that it uses among those of the action; -1 for the wait that closes it.
@@ -43,7 +42,6 @@ class SimulatedTask:
     Attributes:
         exe_ns: how long it takes.
         device: the number of the resource that performs it; None if it occupies none.
-        waits_for: the numbers of the tasks that it waits for.
     """
 
     key: TaskKey

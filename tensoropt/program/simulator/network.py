@@ -74,7 +74,6 @@ class Resource:
 
     Attributes:
         kind: DEVICE, a device's compute; NETWORK, its network; LINK, one direction of a link.
-        members: the names of all of them.
         devices: the ranks of the devices; none for a link.
     """
 

@@ -33,9 +33,7 @@ class StepTimeline:
 
     Attributes:
         producers: the operator that computes each tensor, by the tensor's name.
-        graph: the nodes of the step.
         chains: the actions of each node.
-        tasks: the tasks of the step.
         times: when each task was ready, started and ended.
     """
 

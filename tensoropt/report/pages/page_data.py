@@ -105,7 +105,6 @@ def frontier_of_stage(plan: PlanRows, number: int = 0, details: Row | None = Non
     """Return a stage of a plan as a frontier of one point.
 
     Args:
-        number: the stage's number.
         details: what a report shows beside the plan, if it is known; see the details of a frontier's file.
     """
     value, stage = plan.value, plan.stages[number]

@@ -33,7 +33,6 @@ class VariablePart:
     """The elements of a variable that one rank writes.
 
     Attributes:
-        variable: the variable, as the state has it.
         bounds: for each dimension, start and end in the global variable.
     """
 

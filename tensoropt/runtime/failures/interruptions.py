@@ -40,12 +40,7 @@ REPEATED_S = 2.0
 
 
 class Interruptions:
-    """A rank's handling of signals and of ``os._exit``, which end it.
-
-    Args:
-        ending: the ending of the run.
-        rank: this rank.
-    """
+    """A rank's handling of signals and of ``os._exit``, which end it."""
 
     def __init__(self, ending: Ending, rank: int) -> None:
         self.ending, self.rank = ending, rank

@@ -73,9 +73,7 @@ class BuiltFunction:
     """A TensorFlow function for one set of fetches and feeds.
 
     Attributes:
-        call: the function.
         log: the collectives that the function runs.
-        arguments: what it is given.
         results: for each fetched tensor the stage that returns it, and whether each rank's shard is returned.
     """
 

@@ -85,7 +85,6 @@ class StagePart:
 
     Attributes:
         fetch: its fetches.
-        needed: the names of its operators.
         ahead: the names of those that it runs on the whole batch ahead of all micro-batches, for other stages.
     """
 

@@ -20,7 +20,6 @@ class StageEntries:
     """The entries of one stage, as its state has them.
 
     Attributes:
-        first_device: the number of its first device.
         averages: the keys of each parameter and of its moving average, where an optimizer keeps such.
     """
 

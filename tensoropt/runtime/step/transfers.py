@@ -19,7 +19,6 @@ class Message:
     """A tensor that is on its way from one stage to another.
 
     Attributes:
-        tensor: its name.
         number: a number that no other message of the function has.
         way: which rank sends what to whom.
         dtype: TensorFlow's name of the type.

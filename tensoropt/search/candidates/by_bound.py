@@ -53,14 +53,12 @@ class SearchState:
         counts: the numbers of stages that are asked for, of which 1 stands for plans without; None where none are.
         whole: the frontiers without stages that were searched.
         alone: the fastest point without stages that fits: a frontier, and the number of the point.
-        cuts: the cuts that were searched, with the frontiers of their stages.
         fitting: the candidate in stages that is known to fit; None of others.
         fits: its points of least memory.
         least: those of the candidate in stages that needs the least memory.
         left_out: why some of what is asked for wasn't searched.
         bounds_us: a time that no step beats, for each number of stages and of micro-batches that was looked at.
         hint: a sentence where stages may pay but must be tried; else empty.
-        n_left: the number of candidates that are left.
         standing: what is found so far, in words with which progress begins; may be empty.
         is_interrupted: whether Ctrl-C ended the search, which then keeps what it has found.
     """

@@ -46,7 +46,6 @@ class Candidate:
 
     Attributes:
         n_stages: the number of stages; 1 for a model that isn't cut.
-        micro_batches: the number of micro-batches.
         schedule: the name of the order of the stages' passes; None where it is chosen.
         cut: where the model is cut, and on which devices; None of one stage, or where it is open.
         least_us: the time of a step; minus infinity where it wasn't looked at.

@@ -44,7 +44,6 @@ class PlanPoint:
         order: the order of the step's passes.
         numbers: for each stage, the number of its point in its frontier.
         stage_bytes: the peak of each stage's devices, to which memory limits apply.
-        time_us: the time of a step.
         bound_us: the time that no step beats in the same stages, micro-batches and order, in no more memory of any stage.
         gap: how far the point may be from the best of these, see :meth:`.SearchedStages.gaps`. Of a single search both are
             None, and the frontier has what is proven.
@@ -281,9 +280,7 @@ def details_of(
     """Return the details of a frontier as a JSON value.
 
     Args:
-        model: the model's name.
         chosen: the number of the point that was chosen.
-        baselines: the names of baselines to search.
         progress: called with (phase, done, total) now and then; the phases are ``steps`` and ``baselines``.
         known: baselines that were found already, by name.
     """

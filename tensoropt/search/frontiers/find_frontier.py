@@ -86,7 +86,6 @@ def find_frontier(
     """Search the strategies of a request's model at one parallelism, without micro-batches if it leaves their number open.
 
     Args:
-        parallelism: the number of devices.
         is_enough: says of the frontier without rematerialization whether to return it and search no further.
 
     Raises:

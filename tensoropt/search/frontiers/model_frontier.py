@@ -73,8 +73,6 @@ class ModelFrontier(CostedPoints):
         model: the model, with the micro-batches of the search.
         hardware: the hardware that the costs are for.
         built: the problem that was searched, and what its states mean.
-        costing: the costs of operators and reshardings.
-        found: the points.
         seconds_by_phase: the seconds of each phase: ``costs``, ``search`` and ``peaks``.
         note: a sentence on how the points were found; may be empty.
         objectives: the two costs that were searched.

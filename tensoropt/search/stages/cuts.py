@@ -85,7 +85,6 @@ def balanced(
         placed: the devices of the operators that a user placed, by name.
         schedule: the order of the step's passes, see :func:`.tried_orders`.
         cache: cuts that were tried before, by the operators that stages end with; those tried now are added.
-        needs: what stages need.
         limit_bytes: the memory limit per device, to which they then keep by rematerializing.
 
     Raises:
@@ -135,7 +134,6 @@ class _Places:
     """The places where a model may be cut: after each of N operators, in program order. Arrays begin with none of them.
 
     Attributes:
-        names: the operators.
         time_us: by number of devices, the time of all operators up to each place, over all micro-batches, float64[N + 1].
         crossing_bytes: the bytes that cross there, over all micro-batches, float64[N + 1].
         us_per_byte: by the number of a stage's first device, how long a byte takes there and its gradient back; by that of

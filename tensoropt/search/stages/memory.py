@@ -30,7 +30,6 @@ class StageCosts:
     """The costs of the points of a stage, P of them.
 
     Attributes:
-        frontier: the stage's frontier.
         numbers: the numbers of the points in it, int64[P].
         time_ns: of all micro-batches, int64[P].
         received_bytes: by stage what it sends of each micro-batch, int64[P].

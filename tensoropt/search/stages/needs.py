@@ -34,7 +34,6 @@ class StageNeeds:
     """The memory needs of all operators before each place: before each of N operators in program order, and after all.
 
     Attributes:
-        names: the operators.
         held: the bytes of variables, with gradients and slots, and of what is fed, of the first operators that use them,
             int64[N + 1].
         trained: the number of these variables, int64[N + 1].
@@ -58,7 +57,6 @@ class StageNeeds:
         """Return what a model's operators need.
 
         Args:
-            times: the operators' times.
             sizes: the numbers of devices that stages may have.
             rematerializes: whether plans may rematerialize.
         """

@@ -43,7 +43,6 @@ class StageCombinations(NamedTuple):
     """Points of all stages with one order of the step's passes, C combinations by ascending bytes.
 
     Attributes:
-        order: the order.
         points: the number of each stage's point in its frontier, int64[stages, C].
         stage_bytes: the peak of each stage's devices, int64[stages, C].
         time_us: the time of a step, float64[C].

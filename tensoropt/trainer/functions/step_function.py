@@ -29,7 +29,6 @@ class StepObjective(Objective):
     """The user's training step.
 
     Attributes:
-        function: the step.
         models: the Keras models whose variables it trains or uses.
     """
 

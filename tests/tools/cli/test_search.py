@@ -17,7 +17,7 @@ from tensoropt.common.errors import InputError
 from tensoropt.common.files import write_atomically
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
-from tensoropt.search import request as requests
+from tensoropt.search import options
 from tensoropt.search.problem.splittable import check_usable, most_devices
 from tensoropt.tools import offline
 from tensoropt.tools.cli import answers
@@ -347,7 +347,7 @@ def test_a_file_stays_whole_until_the_new_one_is(tmp_path):
 
 
 def test_choices_are_those_of_the_modules_behind():
-    assert search_command.OPTIONS == requests.OPTIONS
+    assert search_command.OPTIONS == options.OPTIONS
     assert tuple(offline.OPTIMIZERS) == answers.OPTIMIZERS
 
 
