@@ -25,7 +25,6 @@ class Frontier:
         time_ns: int64[P], strictly descending.
         strategies: int32[P, n_nodes], the state of every node at each point.
         eliminations: how often each of "node", "edge", "branch" and "heuristic" elimination was used.
-        algorithm: the name that was given to the search.
         bound: a lower bound of all strategies; None if these are exactly the Pareto-minimal points of the problem.
 
     Raises:

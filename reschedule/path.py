@@ -17,6 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -24,7 +25,6 @@ from .cheapest.bounded_cache import BoundedCache
 from .cheapest.bulk import times_between
 from .cheapest.dijkstra import StepTimes, cheapest_moves, dijkstra_moves
 from .cheapest.quick import is_quick, quick_moves
-from .cost_model import ManyStepCosts, StepCosts
 from .halo import HaloStep
 from .layout import Axes, Layout, Shape
 from .mesh import Mesh
@@ -192,3 +192,26 @@ def _table(times: StepTimes, states: Sequence[State]) -> Ints:
         summing = times_between(times, states, True, runs)
         time_ns = np.where(is_partial[:, None] | is_partial[None, :], summing, time_ns)
     return time_ns
+
+
+class StepCosts(Protocol):
+    """The times of steps: the interface at which cost models plug in. Times must be deterministic and never negative."""
+
+    def time_ns(self, kind: str, mesh: Mesh, axes: Axes, n_bytes: int) -> int:
+        """Return the time of a collective over ``axes`` (ascending), or of a local step (``kind`` "local").
+
+        ``n_bytes`` is the result of :meth:`Step.n_bytes`: the bytes of the rank with the largest shard.
+        """
+
+    def __hash__(self) -> int:
+        """Return a hash that is equal for equal costs: caches of times go by it."""
+
+
+@runtime_checkable
+class ManyStepCosts(StepCosts, Protocol):
+    """Step costs that can be asked for many times at once, in arrays."""
+
+    def times_ns(
+        self, kinds: Sequence[str], mesh: Mesh, subsets: Sequence[tuple[int, ...]], n_bytes: np.ndarray
+    ) -> np.ndarray:
+        """Return ``time_ns`` of each kind, each set of axes and each number of bytes, int64[kinds, subsets, sizes]."""

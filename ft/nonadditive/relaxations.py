@@ -61,7 +61,6 @@ class Relaxations:
 
     Attributes:
         problem: the problem; its memory is what is saved.
-        transient: the memory of its segments.
         bound: a lower bound of all strategies, by all that was added.
     """
 
@@ -120,7 +119,6 @@ class Relaxations:
         """Return what to search next; None if nothing helps the point of the bound that is farthest from what is known.
 
         Args:
-            best: the known points.
             gap: how near to the bound they are to be.
         """
         gaps = self.bound.gaps(best.mem_bytes, best.time_ns)

@@ -36,7 +36,6 @@ class Bucket:
     combination of classes of those neighbours that both parts depend on.
 
     Attributes:
-        variable: the variable that is eliminated.
         group: int64[K], the group of each state; states of one group differ in the variable's own cost only.
         left: tables of several variables, by [neighbours of both parts, of this part alone, group].
         right: tables of several variables, by [neighbours of both parts, group, of this part alone].

@@ -108,7 +108,6 @@ class Hull:
     """The lines and strategies found so far.
 
     Attributes:
-        search: the weighted search that finds them.
         lines: by ascending slope; the first bounds time alone, the last memory alone.
         corners: the best point that each line's search found, None if none.
         points: memory and time of all strategies that are known.

@@ -20,11 +20,10 @@ from ..common.pickling import ByArguments
 from ..ft.problem import INFEASIBLE
 from ..ir.graph import Tensor
 from ..reschedule.cheapest.layout_numbers import LayoutNumbers
-from ..reschedule.cost_model import StepCosts
 from ..reschedule.layout import Layout, Shape
 from ..reschedule.mesh import Mesh
 from ..reschedule.orders import Ints, Mask
-from ..reschedule.path import all_pairs, size_class
+from ..reschedule.path import StepCosts, all_pairs, size_class
 from ..rules.rule import OperandSharding
 from ..rules.shardings import NO_GRADIENT, Shardings
 from ..sharding.resharding import PathFinder, Resharding, bucket_share_ns, resharding_of

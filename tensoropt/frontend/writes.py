@@ -29,7 +29,6 @@ def value_read(op_type: str, value: tf.Tensor, inputs: Sequence[tf.Tensor], attr
     """Return what an operator of this type reads of a variable.
 
     Args:
-        value: the variable's value.
         inputs: the operator's inputs after the variable.
     """
     if op_type == "ReadVariableOp":

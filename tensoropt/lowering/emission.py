@@ -54,7 +54,6 @@ class TaskEmission:
                 micro-batch's index, or -1 once a step.
             assign: emits, on local operands, an operator that updates a variable or reads it after an update; of a random
                 operator with a seed, how often it has drawn.
-            is_training: whether gradients are taken.
             micro_batches: all micro-batches, where the step has several.
         """
         self.flow, self.view, self.path_finder, self.resharder = flow, flow.view, flow.path_finder, resharder

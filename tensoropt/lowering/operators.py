@@ -73,7 +73,6 @@ class Special:
     """A special lowering.
 
     Attributes:
-        function: emits the operator.
         always: whether it is used for every config, and not only where an inner factor is split.
     """
 

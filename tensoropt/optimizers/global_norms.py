@@ -6,6 +6,10 @@ Keras's ``apply`` then uses these numbers instead of those of the shards that it
 LAMB's two norms depend on what the update itself computes, the decayed parameter and Adam's direction, and the update may be
 inside of a condition, where no collective may be. So both are computed ahead of the update, without changing any variable,
 and the update then uses the ratio of the completed norms.
+
+All sums over the elements of sharded parameters that a step needs at one time (norms, the count of elements that aren't
+finite) are one vector of local sums, in which each element counts once, summed over all devices whatever the layouts: the
+cost of small collectives is in their number, not their size.
 """
 
 from __future__ import annotations
@@ -17,14 +21,52 @@ from functools import partial
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from ..lowering.localise import opaque
 from ..lowering.operators import Values
+from ..reschedule.layout import Layout
+from ..sharding.resharding import sum_resharding
 from .copies import KerasBase, OnRank
 from .keras_optimizer import KerasOptimizer
 from .running_optimizer import Emission
 from .sparse import Gradient, over_values, values_of
-from .sums import Sums, square_sum
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Sums over all shards of the parameters of a training step.
+
+    Attributes:
+        layouts: for each parameter, the layout of the shards that local sums run over.
+        ranks: the ranks of this process.
+        dtype: the type in which sums are taken.
+    """
+
+    layouts: tuple[Layout, ...]
+    ranks: tuple[int, ...]
+    dtype: tf.DType
+
+    def local(self, values: Sequence[tf.Tensor | None], rank: int) -> tf.Tensor:
+        """Return one rank's sums, [parameters]; 0 for a shard that another replica counts, and for a value that is None."""
+        is_counted = [layout.holders(rank)[0] == rank for layout in self.layouts]
+        zero = tf.zeros([], self.dtype)
+        sums = tf.stack([zero if value is None else tf.cast(value, self.dtype) for value in values])
+        # By selection and not by multiplication: infinity times zero is not a number.
+        return tf.where(tf.equal(opaque(np.asarray(is_counted, np.int32), tf.int32), 1), sums, tf.zeros_like(sums))
+
+    def complete(self, vectors: Values, emission: Emission) -> Values:
+        """Return, on each rank of this process, the sum of the vectors of all ranks."""
+        (length,) = vectors[0].shape
+        mesh = self.layouts[0].mesh
+        return emission.reshard(sum_resharding(mesh, length, self.dtype.size), vectors)
+
+
+def square_sum(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Return the sum of the squares of a value's elements, in this type."""
+    return tf.reduce_sum(tf.square(tf.cast(value, dtype)))
+
 
 Gradients = Sequence[Gradient | None]
 

@@ -30,11 +30,10 @@ from ..reschedule.layout import Layout
 from ..sharding.local_shapes import shard_slices
 from ..sharding.resharding import gather_resharding, split_resharding
 from .copies import KerasBase, OnRank, ShardVariable, Slots, build_variables, fresh_copy, named_variables, settings_of
-from .global_norms import Completing, LambOnShards, as_clipped
+from .global_norms import Completing, LambOnShards, Sums, as_clipped
 from .keras_optimizer import KerasOptimizer
 from .running_optimizer import Emission, PendingUpdate, Shards
 from .sparse import Gradient, row_gradients
-from .sums import Sums
 from .without_data import without_data
 
 

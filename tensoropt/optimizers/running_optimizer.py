@@ -26,7 +26,6 @@ class Shards:
     """The parameters of a training step, on the ranks of this process.
 
     Attributes:
-        step: the training step's name.
         names: the names of the variable operators.
         tensors: the parameters' values, with their global shapes.
         layouts: where their shards are.

@@ -55,7 +55,6 @@ def slices_of(lookups: Sequence[tuple[tf.Tensor, tf.Tensor]], layout: Layout, sh
 
     Args:
         lookups: for each lookup, the gradient of the rows that it found, and the rows' indices.
-        layout: the table's layout.
         shape: the table's global shape.
     """
     values = tf.concat([tf.reshape(gradient, [-1, *shape[1:]]) for gradient, _ in lookups], 0)

@@ -27,7 +27,6 @@ class PlannedOperator:
             backward pass in their produced layout.
         time_us: the time of the operator per step, including its rematerialization.
         is_rematerialized: whether the backward pass computes it again instead of reading saved results.
-        rematerialization_us: the time that rematerialization takes.
         freed_bytes: the memory that rematerialization frees, of what would otherwise be in ``sum_bytes``.
         is_stand_in: whether only its stage has it, and not the model: what other stages feed to it, or the loss that stands
             in for the model's.
@@ -110,7 +109,6 @@ class PlannedResharding(ReshardedCopy):
         time_us: the time of the resharding per step, including regathering.
         reduction: ``sum``, or ``max`` for a maximum over the partial axes.
         copy_bytes: the bytes of the copy if the backward pass reads it, whether it is saved or regathered; else 0.
-        regathering_us: the time that regathering takes.
     """
 
     sharding: OperandSharding

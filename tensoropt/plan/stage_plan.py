@@ -13,16 +13,14 @@ from ..common.memory_units import memory_text
 from ..ir.graph import Graph, Operator
 from ..report.frontier_rows import COSTS
 from ..report.plan_rows import SOURCES, peak_of
-from ..reschedule.cost_model import StepCosts
 from ..reschedule.layout import Layout, Shape
 from ..reschedule.mesh import Mesh, mesh_of
-from ..reschedule.path import Path, cheapest_path
+from ..reschedule.path import Path, StepCosts, cheapest_path
 from ..rules.registry import rule_in_micro_batches, rule_of
 from ..rules.rule import Rule, interface_of, why_invalid, why_unsearched
 from ..sharding.model import Model
-from ..sharding.rematerializable import NEVER
 from ..sharding.resharding import PathFinder
-from ..sharding.strategy import Copy, Strategy
+from ..sharding.strategy import NEVER, Copy, Strategy
 from .record import PlannedOperator, PlannedResharding, planned_resharding
 
 NAME_WIDTH, TYPE_WIDTH = 40, 24

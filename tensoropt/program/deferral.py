@@ -28,7 +28,6 @@ def divided(
     """Return the tasks of a backward pass that some gradients need, and those that can be deferred, both in their order.
 
     Args:
-        ends: the gradients that are needed.
         aliases: what is another value itself.
         operators: the operators by name.
     """

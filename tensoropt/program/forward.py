@@ -55,7 +55,6 @@ class ForwardPass:
 
         Args:
             once: for a micro-batch, the pass of all that is computed once.
-            is_training: whether gradients are taken.
             in_buckets: whether small gradients are summed together.
         """
         self.flow, self.view, self.path_finder, self.tasks, self.aliases = flow, flow.view, flow.path_finder, tasks, aliases

@@ -27,7 +27,6 @@ def config_words(kind: str, config: str, results: tuple[str, ...]) -> str:
     Args:
         kind: the operator's type.
         config: the config's text, ``m:a n:b``.
-        results: the texts of the results' layouts.
     """
     if config == "-":
         return "a whole copy on every device"

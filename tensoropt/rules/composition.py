@@ -44,7 +44,6 @@ class Border:
     Attributes:
         side: ``operand`` or ``result``: the composite's tensor is one of these.
         position: its position among them.
-        inner: the body's tensor.
         offset: the number of leading dimensions that only the composite's tensor has.
     """
 

@@ -40,7 +40,6 @@ class Context:
     """The context of a run.
 
     Attributes:
-        processes: the ranks of this run.
         hardware: the hardware for which plans are made, measured or given; measured by all ranks together.
         seed: the seed of random numbers, the same on every rank; drawn by rank 0 if none was given.
         display: shows what this process is doing.

@@ -132,8 +132,6 @@ def shares(seen: Sequence[Sequence[Gpu]], hosts: Sequence[str], is_shared: bool)
     """Return each rank's GPU; None if no rank sees one.
 
     Args:
-        seen: the GPUs that each rank sees.
-        hosts: the machine of each rank.
         is_shared: whether ranks may share a GPU.
 
     Raises:

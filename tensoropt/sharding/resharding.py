@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 
 from ..ir.graph import Operator, Tensor
 from ..ir.optimizer import ParameterUpdate
-from ..reschedule.cost_model import StepCosts
 from ..reschedule.halo import HALO, LOWEST, ZERO, HaloStep
 from ..reschedule.layout import Axes, Layout, Shape
 from ..reschedule.mesh import Mesh
-from ..reschedule.path import Path, cheapest_path
+from ..reschedule.path import Path, StepCosts, cheapest_path
 from ..reschedule.steps import Move, State, make_step
 from ..rules.rule import Config, OperandSharding, Rule, interface_of
 

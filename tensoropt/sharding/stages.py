@@ -37,7 +37,6 @@ class Crossing:
     """A tensor that one stage sends to another.
 
     Attributes:
-        source: the stage that computes it.
         target: a stage that uses it; a later one, unless it is ahead.
         has_gradient: whether its gradient is sent back.
         is_ahead: whether it is sent for all micro-batches when a step begins, and its gradient is taken when it ends.
@@ -69,7 +68,6 @@ class Stages:
     """A model that is cut into stages.
 
     Attributes:
-        whole: the model of the full batch.
         cuts: names of operators, in program order; one stage ends with each.
     """
 

@@ -10,24 +10,36 @@ paper's section 4.2; for a parameter that is split finer than it is used, it is 
 
 An operator's result is saved for the backward pass too, as far as that reads it, or *rematerialized* (``rematerialized`` in
 the code): freed, and computed again when the backward pass comes to the first operator that reads it. Those of its operands
-that aren't saved either are available again by then: regathered, or rematerialized as well.
+that aren't saved either are available again by then: regathered, or rematerialized as well. Operators may be rematerialized
+that compute the same again, without communication:
+
+| never rematerialized | why |
+|---|---|
+| sources, updates of variables, reads after an update | their values are given, or change |
+| random operators, operators that read or move a generator's state | they would draw other numbers |
+| loops, custom gradients | what they save is inside of them |
+| lookups in tables that are updated by rows | updates use the indices as they were |
+| operators without a rule | nothing is known about them |
+| operators that no gradient passes through | the backward pass doesn't come to them |
+| an operator in a config with reshardings inside of it | it communicates |
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ..ir.graph import VARIABLE, Graph, Operator, Tensor
+from ..ir.body import COMPOSITES, VALUE_SHAPED
+from ..ir.graph import SOURCES, VARIABLE, Graph, Operator, Tensor
 from ..reschedule.layout import Layout, needs_communication
 from ..reschedule.mesh import Mesh
+from ..rules.random import RANDOM
 from ..rules.registry import rule_of
 from ..rules.rule import Config, Interface, OperandSharding, Rule, interface_of
-from .rematerializable import is_rematerializable
-from .resharding import Resharding, resharding_of
+from .resharding import Resharding, differentiated_operands, inner_reshardings, resharding_of
 
 
 class Copy(NamedTuple):
@@ -48,7 +60,7 @@ class Strategy:
         regathered: the copies that are regathered in the backward pass; those that it doesn't read, and those that all
             micro-batches read, aren't, even if named here.
         rematerialized: the names of the operators that are rematerialized, if the backward pass reads their results; those
-            that can't be (:mod:`.rematerializable`) aren't, even if named here.
+            that can't be aren't, even if named here.
     """
 
     mesh: Mesh
@@ -201,3 +213,26 @@ def sharding_of_operand(
     """Return the operand sharding at an input position, without a gradient where none comes back."""
     sharding = interface.operand(position)
     return sharding if (name, position) in gradients else OperandSharding(sharding.layout, None)
+
+
+NEVER = frozenset([*SOURCES, *COMPOSITES, VALUE_SHAPED, *RANDOM, "StatelessRandomGetKeyCounter"])
+
+
+def may_be_rematerialized_at_all(graph: Graph, op: Operator, rule: Rule, gradients: Collection[tuple[str, int]]) -> bool:
+    """Return whether an operator may be rematerialized in some config.
+
+    Args:
+        gradients: (operator, position) of the operands to which a gradient comes back.
+    """
+    if op.updates is not None or op.type in NEVER or rule.without or op.name in graph.lookup_operators:
+        return False
+    return any((op.name, position) in gradients for position, _ in op.operands)
+
+
+def is_rematerializable(
+    graph: Graph, op: Operator, rule: Rule, config: Config, gradients: Collection[tuple[str, int]]
+) -> bool:
+    """Return whether an operator may be rematerialized in this config."""
+    if not may_be_rematerialized_at_all(graph, op, rule, gradients):
+        return False
+    return not inner_reshardings(op, rule, config, differentiated_operands(op, gradients))

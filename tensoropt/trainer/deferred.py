@@ -96,7 +96,6 @@ class Deferred:
     """The capture of a model that waits for its first batch.
 
     Attributes:
-        model: the user's model.
         expected: what the model and the loss tell of a batch; see :attr:`.capture.signature.Signature.waits_for`.
         batch_size: the number of samples per step, over all ranks; None for that of the first batch.
         start: captures and plans the model for a signature.

@@ -169,7 +169,6 @@ class Runs:
     """A trainer's programs: the planned training step, and those that are captured when they are first needed.
 
     Attributes:
-        planned: the planned training step.
         expected: the signature with None for the extents in which batches may differ; a program is made for each shape.
         limit: the memory limit per device, and the hardware that it is of, for programs that need more than the planned.
         capture: captures a program (TRAIN, EVALUATE, PREDICT) for batches of a signature.

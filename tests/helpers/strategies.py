@@ -21,10 +21,9 @@ from tensoropt.plan.build import cost_entries
 from tensoropt.plan.plan import Plan
 from tensoropt.program.fetch import Fetch
 from tensoropt.program.orders.schedule import PLAIN, StepOrder
-from tensoropt.reschedule.cost_model import StepCosts
 from tensoropt.reschedule.layout import Layout, Shape, axes_text
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.reschedule.path import Path, cheapest_path
+from tensoropt.reschedule.path import Path, StepCosts, cheapest_path
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, configs, why_invalid
 from tensoropt.runtime.engine import Engine

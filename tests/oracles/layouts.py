@@ -9,9 +9,9 @@ from itertools import combinations, permutations
 import numpy as np
 
 from tensoropt.reschedule import path
-from tensoropt.reschedule.cost_model import StepCosts
 from tensoropt.reschedule.layout import Layout, Shape
 from tensoropt.reschedule.mesh import Mesh
+from tensoropt.reschedule.path import StepCosts
 from tensoropt.reschedule.steps import State
 
 

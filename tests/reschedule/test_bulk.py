@@ -21,11 +21,10 @@ from tensoropt.reschedule.cheapest.bulk import Weighted
 from tensoropt.reschedule.cheapest.dijkstra import StepTimes, cheapest_moves, dijkstra_moves
 from tensoropt.reschedule.cheapest.layout_graph import layout_graph
 from tensoropt.reschedule.cheapest.quick import quick_moves
-from tensoropt.reschedule.cost_model import StepCosts
 from tensoropt.reschedule.layout import Axes, Layout
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.orders import MOST_LAYOUTS, n_layouts, orders, runs_on_paths
-from tensoropt.reschedule.path import cheapest_path, size_class, step_time_ns
+from tensoropt.reschedule.path import StepCosts, cheapest_path, size_class, step_time_ns
 from tensoropt.reschedule.steps import Move, State, move_between
 
 

@@ -15,10 +15,9 @@ from oracles.shards import gather, scatter
 from oracles.steps import ScrambledCosts, legal_steps
 
 from tensoropt.reschedule.cheapest.dijkstra import enumeration_order
-from tensoropt.reschedule.cost_model import StepCosts
 from tensoropt.reschedule.layout import Axes, Layout
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.reschedule.path import Path, ReschedulingError, cheapest_path, step_time_ns
+from tensoropt.reschedule.path import Path, ReschedulingError, StepCosts, cheapest_path, step_time_ns
 from tensoropt.reschedule.simulate import simulate
 from tensoropt.reschedule.steps import Step
 

@@ -12,10 +12,9 @@ from oracles.layouts import all_pairs, all_states
 from oracles.shards import gather, scatter
 from oracles.steps import ScrambledCosts, legal_steps
 
-from tensoropt.reschedule.cost_model import StepCosts
 from tensoropt.reschedule.layout import Axes, Layout
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.reschedule.path import cheapest_path, step_time_ns
+from tensoropt.reschedule.path import StepCosts, cheapest_path, step_time_ns
 from tensoropt.reschedule.simulate import simulate
 from tensoropt.reschedule.units import MOST_AXES, UnitMesh, units
 

@@ -65,8 +65,6 @@ class CommunicatingBackend(_Unwatched):
     """A backend with one rank, this process, whose collectives go through a communicator.
 
     Attributes:
-        rank: this process's rank.
-        communicator: runs the collectives.
         waiting: records which collectives this rank is in.
         overlappable: runs the paths that only updates wait for, through another communicator and in a chain of its own;
             None for one chain.

@@ -70,8 +70,6 @@ class GraphBackend:
     """A backend with one rank, this process, whose collectives are operators of its graph.
 
     Attributes:
-        rank: this process's rank.
-        collectives: emits the collectives.
         waiting: records that this rank runs a function that has collectives. Which of them it is in, or whether it computes,
             can't be seen from outside.
         on_run: called before each such run.

@@ -27,7 +27,6 @@ class Instructions:
     """The instructions of one rank's step, and the buffers that are alive throughout it.
 
     Attributes:
-        view: the strategy on its graph.
         costing: the costs of operators; says what composite operators save inside.
         overlaps: whether communication overlaps with compute, in a chain of its own.
         lasting: the buffers that stay alive to the end.

@@ -21,7 +21,6 @@ class Buffer:
 
     Attributes:
         use: what it is used for, as tables name it.
-        is_python_s: whether Python allocated it.
         of: the name of the tensor of which it holds the value, the gradient or the slots; empty if there is none.
     """
 

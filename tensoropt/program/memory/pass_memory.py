@@ -158,7 +158,6 @@ def pass_memory(view: StrategyView, costing: OperatorCosting, path_finder: PathF
 
     Args:
         view: a strategy on the graph of the stage; see :func:`.peak.peak_of`, also for the arguments that follow.
-        ends: what the stage exchanges with others.
     """
     program = step_program(view, path_finder, MOST_MICRO_BATCHES, ends=ends)
     buffers = TaskBuffers(view, costing, path_finder, ends)

@@ -30,7 +30,6 @@ def peak_of(view: StrategyView, costing: OperatorCosting, path_finder: PathFinde
     Args:
         view: a strategy on its graph, with the residuals; operators without a config aren't run.
         costing: says what composite operators save inside for the backward pass.
-        path_finder: finds the path of each resharding.
     """
     return peak_of_program(instructions_of(view, costing, path_finder))
 

@@ -92,9 +92,6 @@ def task_graph(graph: StepGraph, chains: Sequence[Chain], network: Network) -> l
     """Return the tasks of a step: FlexFlow, section 5.1.
 
     An action is one task on each resource that it uses, and one that waits for them where there are several or a latency.
-
-    Args:
-        chains: the actions of each node.
     """
     tasks: list[SimulatedTask] = []
     n_classes = len(network.classes)

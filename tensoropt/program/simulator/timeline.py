@@ -33,7 +33,6 @@ class StepTimeline:
 
     Attributes:
         producers: the operator that computes each tensor, by the tensor's name.
-        chains: the actions of each node.
         times: when each task was ready, started and ended.
     """
 

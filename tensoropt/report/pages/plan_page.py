@@ -117,7 +117,6 @@ def measured_at(points: Sequence[Row], check: Row, file: str) -> dict[str, Any]:
     """Return what a report shows of a check: predicted and measured costs, the measured step, and the number of its point.
 
     Args:
-        check: the JSON value of the check.
         file: the check's name, for the message.
 
     Raises:

@@ -1,9 +1,8 @@
 """Checkpoints in TensorFlow's own format: saved in parts by all ranks, loaded under any plan, read by plain TensorFlow."""
 
-from .loading import read_metadata, restore
+from .loading import load_checkpoint, read_metadata, restore
 from .metadata import Metadata, Saved
 from .objects import Objects
-from .plain_keras import load_checkpoint
 from .saving import save
 from .variable import entry_name
 

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from ...common.errors import InputError, describe
 from ...lowering.variables import StateEntry
+from ...reschedule.layout import Layout
+from ...reschedule.mesh import Mesh
 from ..ranks import Processes
 from ..together import on_rank_0, together
 from .location import CheckpointLocation
 from .metadata import Metadata, Saved, find_checkpoint, read_at, refusing_unreadable
 from .objects import Objects
 from .parts import VariablePart
-from .variable import check_names, entry_of, in_slices
+from .variable import MODEL, check_names, entry_of, in_slices
 
 # The bytes that are read before they are assigned to variables: enough to keep the disk busy, few beside a model's.
 BATCH_BYTES = 256 << 20
@@ -48,7 +51,6 @@ def restore(
     Args:
         path: the prefix, or a folder, of which the latest checkpoint is loaded.
         entries: the state; equal on all ranks except for the shards.
-        processes: the processes that take part.
         objects: the user's objects. If given, the variables of Keras objects are found by their position and not by their
             names, which Keras numbers again when a model is built again.
 
@@ -141,3 +143,44 @@ def _read(location: CheckpointLocation, batch: Sequence[tuple[VariablePart, str,
             begin = [start for start, _ in shard.bounds]
             value = tf.slice(value, begin, [end - start for start, end in shard.bounds])
         target.assign(value)
+
+
+def load_checkpoint(path: str | os.PathLike[str], model: Any = None, optimizer: Any = None) -> Metadata:
+    """Load a checkpoint's values into a plain Keras model, an optimizer, or both, in one process.
+
+    Args:
+        path: the prefix, or a folder, of which the latest checkpoint is loaded.
+        model: a built model with the variables of the saved one.
+        optimizer: an optimizer of the saved kind; it is built for ``model`` if it isn't yet.
+
+    Returns:
+        The checkpoint's metadata.
+
+    Raises:
+        InputError: there is no such checkpoint, it is of another model, damaged, incomplete, or saved without Keras.
+    """
+    location, metadata = found_at(path)
+    roots = {root: value for root, value in (("model", model), ("optimizer", optimizer)) if value is not None}
+    if model is not None and optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    entries = [entry for root, value in roots.items() for entry in _entries(location, metadata, root, value)]
+    read_all(location, entries, check_same(location, metadata, entries, {}))
+    return metadata
+
+
+def _entries(location: CheckpointLocation, metadata: Metadata, root: str, value: Any) -> list[StateEntry]:
+    """Return Keras's variables, each as one replicated shard, by the names that those of their positions have when saved."""
+    names = metadata.objects.get(root)
+    if names is None:
+        text = f"variables of {sorted(metadata.objects) or 'none'}"
+        raise InputError(describe(f"checkpoint '{location.prefix}' has no Keras {root}", got=text))
+    variables = [variable._value for variable in value.variables]
+    if len(variables) != len(names):
+        fault = f"checkpoint '{location.prefix}' is of another {root}"
+        raise InputError(describe(fault, got=f"{len(names)} variables", expected=len(variables), advice=OTHER_MODEL))
+    entries = []
+    for variable, (kind, _, key) in zip(variables, ((name or "").partition("/") for name in names), strict=True):
+        if kind:
+            layout, step = Layout.replicated(Mesh.of(1), len(variable.shape)), None if kind == MODEL else kind
+            entries.append(StateEntry(key, tuple(variable.shape), variable.dtype.name, layout, (variable,), (0,), step=step))
+    return entries

@@ -87,7 +87,6 @@ def save(
         prefix: ``folder/name``. The folder is made if it doesn't exist, and must be shared by all machines. An existing
             checkpoint stays complete until the new one takes its place.
         entries: the state; equal on all ranks except for the shards.
-        processes: the processes that take part.
         metadata: JSON to keep in the checkpoint.
         objects: the user's model and optimizer, for ``tf.train.Checkpoint``; only rank 0's is used.
         number: a number such as the step, which makes the prefix ``folder/name-number``, and is the save counter in the
@@ -115,7 +114,6 @@ class Beside:
 
     Attributes:
         metadata, objects: as for :func:`save`.
-        counter: the save counter in the checkpoint.
         entries: further entries by name, arrays or bytes; only rank 0's are saved.
     """
 

@@ -39,7 +39,6 @@ class TimedCommunicator:
     """A communicator that records the time of each collective, and the memory of its results.
 
     Attributes:
-        inner: the communicator that runs the collectives.
         clock: returns the time in seconds.
         calls: the collectives since :meth:`take` was called last.
         memory: the changes of memory since :meth:`take_memory` was called last, with times in picoseconds of the system's

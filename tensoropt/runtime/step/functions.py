@@ -54,7 +54,6 @@ class Argument(NamedTuple):
         layout: the layout in which the rank is given its shard.
         micro_batches: the micro-batches into which the shard is cut; empty if it is of the whole batch.
         is_as_fed: whether the rank is given the value as it is fed.
-        spec: its shape and type.
     """
 
     feed: Feed
@@ -73,7 +72,6 @@ class BuiltFunction:
     """A TensorFlow function for one set of fetches and feeds.
 
     Attributes:
-        log: the collectives that the function runs.
         results: for each fetched tensor the stage that returns it, and whether each rank's shard is returned.
     """
 

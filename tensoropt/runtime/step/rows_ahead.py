@@ -49,7 +49,6 @@ class SentAhead:
 
         Args:
             micro_batches: those of the step, which take consecutive rows; none for a batch at once.
-            crossings: what is sent, once for each stage that it is sent to.
             variables: functions that emit the values of variables, by tensor name.
             feeds: the values of what is fed, for the whole batch.
         """

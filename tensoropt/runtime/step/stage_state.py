@@ -28,8 +28,6 @@ class StageState:
     """A stage under a strategy, with its variables; a model that isn't cut is one stage.
 
     Attributes:
-        view: the strategy on the stage's graph.
-        path_finder: finds the path of each resharding.
         backend: carries out the paths.
         initial_value: returns the global initial value of a variable, given by its operator's name.
         agree: called with a digest and the log of collectives of each function before its first run; raises if the stage's

@@ -14,8 +14,6 @@ class StepOptimizer:
     """The optimizer of a training step, of which each stage has a part.
 
     Attributes:
-        step: the training step's name.
-        state_of_all: returns the state of all stages.
         averages: the keys of each parameter and of its moving average; empty if the optimizer keeps none.
         running: the parts in the stages that this process builds; running optimizers.
     """

@@ -22,7 +22,6 @@ class Message:
         number: a number that no other message of the function has.
         way: which rank sends what to whom.
         dtype: TensorFlow's name of the type.
-        is_gradient: whether it is the tensor's gradient.
         micro_batch: the micro-batch; -1 for what is sent once a step.
     """
 

@@ -51,7 +51,6 @@ class SearchState:
 
     Attributes:
         counts: the numbers of stages that are asked for, of which 1 stands for plans without; None where none are.
-        whole: the frontiers without stages that were searched.
         alone: the fastest point without stages that fits: a frontier, and the number of the point.
         fitting: the candidate in stages that is known to fit; None of others.
         fits: its points of least memory.

@@ -41,7 +41,6 @@ class PlanPoint:
 
     Attributes:
         searched: the cut of which it is, with the stages' frontiers.
-        order: the order of the step's passes.
         numbers: for each stage, the number of its point in its frontier.
         stage_bytes: the peak of each stage's devices, to which memory limits apply.
         bound_us: the time that no step beats in the same stages, micro-batches and order, in no more memory of any stage.

@@ -28,9 +28,8 @@ from ..problem.builder import ProblemBuilder
 from ..problem.choices import REMAT, REUSE, ZERO, Choices
 from ..problem.config_space import space_for
 from ..problem.strategy_problem import StrategyProblem
-from ..problem.warm_start import adopted
 from ..request import Request
-from ..search_problem import ProblemSearch
+from ..search_problem import ProblemSearch, adopted
 from ..task import BaselineResult, BaselineTask, of_one_strategy
 from .model_frontier import ModelFrontier
 

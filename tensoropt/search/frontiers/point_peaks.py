@@ -18,8 +18,7 @@ from ...program.stage_ends import StageEnds
 from ...rules.registry import rule_of
 from ...rules.rule import Config, Interface, OperandSharding, Rule, interface_of
 from ...sharding.model import Model
-from ...sharding.rematerializable import is_rematerializable
-from ...sharding.strategy import StrategyView
+from ...sharding.strategy import StrategyView, is_rematerializable
 from ..problem.strategy_problem import StrategyProblem
 
 WORTH_LOADING = 1_500

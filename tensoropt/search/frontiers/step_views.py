@@ -39,9 +39,6 @@ class TaskRows:
         long after the start of the row before it starts, how long it takes, the number of the operator's name, that of the
         kind. As lists these would be most of a file, and slow to read. Tasks that follow each other without a gap and do
         the same for one operator are one.
-
-        Args:
-            devices: the ranks of each class.
         """
         joined: list[list[int]] = []
         for row in sorted(self._rows):

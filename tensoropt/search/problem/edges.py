@@ -44,7 +44,6 @@ class _TakenInside:
     """A tensor that consumers in its producer's node read, of which that node is charged for the shard.
 
     Attributes:
-        end: the tensor as produced.
         is_paid: the states in which the shard is saved, bool[K].
         is_transient: the states in which it is transient, bool[K].
     """

@@ -20,7 +20,7 @@ from ...rules.config_arrays import ConfigArrays, Interfaces
 from ...rules.rule import Config, Rule
 from ...rules.shardings import NO_GRADIENT, Shardings, first_seen
 from ...sharding.consumers import Consumer
-from ...sharding.rematerializable import may_be_rematerialized_at_all
+from ...sharding.strategy import may_be_rematerialized_at_all
 from .config_space import Assignments
 from .fusion_groups import FusionGroup
 

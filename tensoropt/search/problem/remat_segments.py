@@ -31,7 +31,7 @@ from ...costs.operator_costs import OperatorCosting
 from ...ir.body import viewed_operand
 from ...ir.graph import Graph, Operator
 from ...rules.registry import rule_of
-from ...sharding.rematerializable import may_be_rematerialized_at_all
+from ...sharding.strategy import may_be_rematerialized_at_all
 from .fusion_groups import FusionGroup
 
 LIMITS = 24

@@ -49,7 +49,6 @@ class StrategyProblem:
     Attributes:
         space: the name of the space that is searched, see :mod:`.config_space`.
         nodes: the operators of the problem's first nodes, with their states.
-        shared: the shared copies of tensors.
         overlap: the times that may overlap; None where all times add up.
         choices: the copies that may be regathered.
         transient: the transient memory of rematerialization; None where nothing may be rematerialized. The problem's own
@@ -170,7 +169,6 @@ class StrategyProblem:
         Costs and states are the same objects, and messages name nodes as they do here.
 
         Args:
-            graph: this problem's graph.
             target: a graph with as many operators, in the same order.
         """
         pairs = list(zip(graph.operators.values(), target.operators.values(), strict=True))

@@ -43,11 +43,7 @@ class Compilation:
 
 @dataclass(frozen=True, eq=False)
 class OwnCompilation:
-    """The user's own compilation of the model: its own loss, metrics, trackers and optimizers serve.
-
-    Attributes:
-        model: the user's model.
-    """
+    """The user's own compilation of the model: its own loss, metrics, trackers and optimizers serve."""
 
     model: keras.Model
 
@@ -80,7 +76,6 @@ class KerasObjective(keras.Model):
     """A wrapper of the user's model, which stays as it is: the loss and the metrics are compiled into the wrapper.
 
     Attributes:
-        inner: the user's model.
         compilation: the loss and the metrics; an ``OwnCompilation`` if they are those that the model itself has.
     """
 

@@ -30,7 +30,6 @@ class LedRanks:
     """Operations that all ranks run together, of which rank 0 may call some for all.
 
     Attributes:
-        processes: the processes that take part.
         number: the object's number, the same on all ranks.
     """
 

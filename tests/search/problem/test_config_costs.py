@@ -26,7 +26,7 @@ from tensoropt.rules.config_arrays import ConfigArrays
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import configs, configs_by_degrees, interface_of
 from tensoropt.sharding.model import Model
-from tensoropt.sharding.rematerializable import is_rematerializable, may_be_rematerialized_at_all
+from tensoropt.sharding.strategy import is_rematerializable, may_be_rematerialized_at_all
 
 HARDWARE = named("v100-2x2")
 MOST_CONFIGS = 16

@@ -14,7 +14,7 @@ from tensoropt.ft.problem import INFEASIBLE
 from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.search.problem.choices import Choices
 from tensoropt.search.problem.strategy_problem import StrategyProblem
-from tensoropt.search.problem.warm_start import adopted
+from tensoropt.search.search_problem import adopted
 from tensoropt.sharding.model import Model
 from tensoropt.tools.offline import record
 
