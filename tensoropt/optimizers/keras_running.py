@@ -34,7 +34,6 @@ from .global_norms import Completing, LambOnShards, Sums, as_clipped
 from .keras_optimizer import KerasOptimizer
 from .running_optimizer import Emission, PendingUpdate, Shards
 from .sparse import Gradient, row_gradients
-from .without_data import without_data
 
 
 class AdagradByRows(keras.optimizers.Adagrad):
@@ -299,3 +298,35 @@ class RunningKeras:
                 resharding = split_resharding(self._shards.tensors[n], self._shards.layouts[n])
                 for variable, shard in zip(variables, emission.reshard(resharding, global_values), strict=True):
                     variable.assign(shard)
+
+
+_READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"})
+
+
+def without_data(step: Callable[..., Any], data: Sequence[Any]) -> Callable[[], Any] | None:
+    """Return a function that does what a step does without its data; None if that is nothing.
+
+    Args:
+        data: for each argument of the step a structure of specs, with None for the number of samples.
+    """
+    function = tf.function(step, autograph=False).get_concrete_function(*data)
+    graph, captured = function.graph, {inner.op.name: outer for outer, inner in function.graph.captures}
+    dependents: set[str] = set()
+    writes = []
+    for op in graph.get_operations():  # in an order in which they may run
+        before = (*(tensor.op for tensor in op.inputs), *op.control_inputs)
+        is_data = op.type == "Placeholder" and op.name not in captured
+        if is_data or any(operand.name in dependents for operand in before):
+            dependents.add(op.name)
+        elif op.type not in (*_READS, "Placeholder") and any(tensor.dtype == tf.resource for tensor in op.inputs):
+            writes.append(op.name)
+    if not writes:
+        return None
+    subgraph = tf.compat.v1.graph_util.extract_sub_graph(graph.as_graph_def(), writes)
+
+    def again() -> None:
+        names = [node.name for node in subgraph.node if node.name in captured]
+        inputs = {name: tf.compat.v1.get_default_graph().capture(captured[name]) for name in names}
+        tf.graph_util.import_graph_def(subgraph, input_map=inputs, name="")
+
+    return tf.function(again, autograph=False).get_concrete_function()

@@ -1,4 +1,6 @@
-"""Read the files that can be explained: plans, which are told of as frontiers of one point, frontiers and curves."""
+"""Read the files that can be explained: plans, which are told of as frontiers of one point, frontiers and curves; select
+points within limits, the fastest first.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from ..common.errors import InputError
 from ..common.files import CURVE, FRONTIER, PLAN, check_signed, read_json_of, reading_value
-from .frontier_rows import FrontierRows
+from ..common.memory_units import memory_text
+from .frontier_rows import COSTS, FrontierRows
+from .tables import memory_or_blank, table
 
 _KINDS = {"plan": PLAN, "frontier": FRONTIER, "curve": CURVE}
 File = str | os.PathLike[str]
@@ -43,3 +48,73 @@ def read_frontier(file: File) -> FrontierRows:
 def read_curve(file: File) -> dict[str, Any]:
     """Read a curve, which stays a JSON value; see :func:`read_as`."""
     return read_as(file, curve=dict)
+
+
+FORMAT, VERSION = "tensoropt/plans", 3
+IN_STAGES = ("stages", "micro_batches")
+
+
+def selected(frontier: FrontierRows, limit_bytes: int | None, most: int) -> dict[str, Any]:
+    """Return the fastest points within a limit as a JSON value, the fastest first.
+
+    Args:
+        limit_bytes: the memory limit per device; None without a limit.
+        most: how many points at most.
+
+    Raises:
+        InputError: no point fits; the message says which memory would do.
+    """
+    fitting = frontier.within(limit_bytes)
+    if not fitting:
+        assert limit_bytes is not None
+        raise InputError(nothing_fits_text(frontier, limit_bytes))
+    shown = [(number, frontier.points[number]) for number in fitting[:most]]
+    least_us = shown[0][1]["time_us"]
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "hardware": frontier.value["hardware"],
+        "summary": frontier.value["summary"],
+        "memory_limit_bytes": limit_bytes,
+        "fitting": len(fitting),
+        "plans": [
+            {
+                "point": number,
+                **{key: point[key] for key in (*COSTS, *IN_STAGES, "idle_share")},
+                "slower": point["time_us"] / least_us - 1 if least_us else 0.0,
+                "is_turning_point": number == frontier.turning_point,
+            }
+            for number, point in shown
+        ],
+    }
+
+
+def nothing_fits_text(frontier: FrontierRows, limit_bytes: int) -> str:
+    """Return the sentence that no point fits, with the least memory that would do."""
+    least = frontier.needed_bytes(frontier.least_point())
+    return (
+        f"no plan of this frontier fits {limit_bytes:,} bytes ({memory_text(limit_bytes)}) per device: the least is "
+        f"{least:,} bytes ({memory_text(least)}); ask for --memory {least} or more, or search within the limit (search "
+        f"--memory {limit_bytes}), which tries micro-batches, too, or on more devices"
+    )
+
+
+def selected_text(facts: dict[str, Any]) -> str:
+    """Return the selected points as a table."""
+    rows = [
+        [
+            row["point"] + 1,
+            memory_text(row["sum_bytes"]),
+            memory_or_blank(row["peak_bytes"]),
+            *(f"{row[key]:,.1f}" for key in ("time_us", "compute_time_us", "network_time_us")),
+            f"{row['slower']:+.1%}",
+            *(str(row[key]) for key in IN_STAGES),
+            "turning point" if row["is_turning_point"] else "",
+        ]
+        for row in facts["plans"]
+    ]
+    times = ("time (us)", "compute (us)", "network (us)", "slower")
+    headers = ("point", "paper's sum", "memory per device", *times, "stages", "micro-batches", "")
+    limit = facts["memory_limit_bytes"]
+    within = "" if limit is None else f" within {memory_text(limit)} per device"
+    return f"{table(rows, headers, 0)}\n{len(rows)} of {facts['fitting']} points{within}; {facts['summary']}"

@@ -10,6 +10,5 @@ from . import (  # noqa: F401
     random,
     rearranging,
     reduction,
-    resizing,
     shape,
 )

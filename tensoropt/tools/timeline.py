@@ -21,7 +21,7 @@ from ..plan.plan import Plan
 from ..profiling.trace import MemoryEvent, OperatorEvent, allocated, traced_step
 from ..runtime.collectives.timed import TimedCall
 from ..runtime.ranks import Processes
-from ..search.frontiers.step_views import COMPUTE_LANE, NETWORK_LANE, TaskRows
+from ..search.frontiers.decisions import COMPUTE_LANE, NETWORK_LANE, TaskRows
 from ..sharding.model import Model
 from .instrumented_run import PlanTrial
 from .trace_names import BACKWARD, CALL, FORWARD, TracedName, ran_as

@@ -28,7 +28,7 @@ from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config, why_invalid
 from tensoropt.search.options import find_answer
 from tensoropt.search.request import request_of
-from tensoropt.search.stages.submeshes import Block, blocks_of, is_submesh
+from tensoropt.search.stages.placement import Block, blocks_of, is_submesh
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.stages import Stages
 

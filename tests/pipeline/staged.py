@@ -26,7 +26,7 @@ from tensoropt.runtime.ranks import Processes
 from tensoropt.runtime.step.parts import StageView
 from tensoropt.runtime.step.stage_state import StageState
 from tensoropt.runtime.step.transfers import EmulatedTransfers
-from tensoropt.search.stages.submeshes import blocks_of
+from tensoropt.search.stages.placement import blocks_of
 from tensoropt.sharding.stages import StageModel, Stages
 
 

@@ -20,8 +20,8 @@ from tensoropt.search.candidates.candidate import Candidate, Cutting
 from tensoropt.search.candidates.search_cut import AlikeStages, search_cut
 from tensoropt.search.request import Request
 from tensoropt.search.stages.cuts import Cut
+from tensoropt.search.stages.placement import choices
 from tensoropt.search.stages.points import SearchedStages
-from tensoropt.search.stages.submeshes import choices
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.stages import Stages
 from tensoropt.tools.offline import record

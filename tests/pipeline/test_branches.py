@@ -20,7 +20,7 @@ from tensoropt.ft import Budget
 from tensoropt.ir.graph import SOURCES, VARIABLE
 from tensoropt.search.request import Request
 from tensoropt.search.stages.cuts import balanced
-from tensoropt.search.stages.submeshes import Block, blocks_of
+from tensoropt.search.stages.placement import Block, blocks_of
 from tensoropt.search.stages.times import TimesBySize, estimated_us, transfers, works
 from tensoropt.sharding.branches import branch_starts
 from tensoropt.sharding.stages import Stages

@@ -19,7 +19,7 @@ from tensoropt.search.frontiers.model_frontier import ModelFrontier
 from tensoropt.search.request import Request
 from tensoropt.search.stages.cuts import MOST_PLACES, Cut, _Places, balanced
 from tensoropt.search.stages.memory import ends_of, is_divided
-from tensoropt.search.stages.submeshes import Block, blocks_of
+from tensoropt.search.stages.placement import Block, blocks_of
 from tensoropt.search.stages.times import OperatorTimes, TimesBySize, estimated_us, messages, transfers, works
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.stages import Stages

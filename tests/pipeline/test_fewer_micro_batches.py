@@ -22,8 +22,8 @@ from tensoropt.search.candidates.candidate import Candidate, Cutting, least_byte
 from tensoropt.search.request import Request
 from tensoropt.search.stages.cuts import Cut
 from tensoropt.search.stages.needs import StageNeeds
+from tensoropt.search.stages.placement import blocks_of
 from tensoropt.search.stages.points import SearchedStages
-from tensoropt.search.stages.submeshes import blocks_of
 from tensoropt.tools.offline import record
 
 ZOO = (

@@ -32,7 +32,7 @@ from tensoropt.runtime.ranks import Processes
 from tensoropt.search.frontiers.model_frontier import ModelFrontier
 from tensoropt.search.request import Request, request_of
 from tensoropt.search.stages.memory import StageCosts, bytes_together, ends_of
-from tensoropt.search.stages.submeshes import interleaved_blocks
+from tensoropt.search.stages.placement import interleaved_blocks
 from tensoropt.sharding.resharding import PathFinder
 
 SHARED = [(2, 4), (2, 6), (3, 6), (4, 8), (5, 10), (2, 8), (3, 9)]

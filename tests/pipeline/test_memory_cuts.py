@@ -18,7 +18,7 @@ from tensoropt.search.candidates.candidate import least_memory
 from tensoropt.search.request import Request
 from tensoropt.search.stages.cuts import balanced
 from tensoropt.search.stages.needs import StageNeeds
-from tensoropt.search.stages.submeshes import blocks_of
+from tensoropt.search.stages.placement import blocks_of
 from tensoropt.search.stages.times import TimesBySize
 from tensoropt.sharding.model import Model
 from tensoropt.tools.offline import record

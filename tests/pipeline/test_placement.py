@@ -20,8 +20,7 @@ from tensoropt.profiling.hardware import named
 from tensoropt.search.frontiers.find_frontier import searched
 from tensoropt.search.options import find_answer
 from tensoropt.search.request import Request, request_of
-from tensoropt.search.stages.placement import fewest_stages
-from tensoropt.search.stages.submeshes import Block
+from tensoropt.search.stages.placement import Block, fewest_stages
 from tensoropt.tools.cli.main import main
 
 

@@ -12,9 +12,9 @@ from pipeline.orders import random_step_order
 from tensoropt.program.orders.fast_makespan import PassTimes, Transfers, step_us
 from tensoropt.program.orders.interleaved import INTERLEAVED
 from tensoropt.program.orders.passes import BACKWARD, FORWARD, PARAMETERS, Pass, needs
-from tensoropt.search.frontiers.step_views import COMPUTE_LANE, NETWORK_LANE
+from tensoropt.search.frontiers.decisions import COMPUTE_LANE, NETWORK_LANE
+from tensoropt.search.stages.placement import blocks_of
 from tensoropt.search.stages.points import AT_END, BEFORE, BRANCHES, SENT_BACK, SENT_ON, UPDATE, stage_timeline
-from tensoropt.search.stages.submeshes import blocks_of
 
 Task = tuple[float, float]
 """Begin and end, in microseconds."""

@@ -31,8 +31,8 @@ from tensoropt.search.options import _fastest
 from tensoropt.search.request import WORTH_STAGES, WORTH_TRYING, Request
 from tensoropt.search.stages import memory as stage_memory
 from tensoropt.search.stages.memory import StageCosts, ends_of, is_divided, needed_bytes
+from tensoropt.search.stages.placement import blocks_of
 from tensoropt.search.stages.points import SearchedStages
-from tensoropt.search.stages.submeshes import blocks_of
 from tensoropt.search.stages.times import OperatorTimes, messages, transfers, works
 
 

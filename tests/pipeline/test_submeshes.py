@@ -17,7 +17,7 @@ from tensoropt.profiling.hardware import named
 from tensoropt.search.candidates.plan_points import PlanPoint
 from tensoropt.search.request import Request
 from tensoropt.search.stages.cuts import _Places, balanced
-from tensoropt.search.stages.submeshes import Block, blocks_of, choices, equal_blocks, is_submesh
+from tensoropt.search.stages.placement import Block, blocks_of, choices, equal_blocks, is_submesh
 from tensoropt.search.stages.times import TimesBySize, estimated_us, transfers
 from tensoropt.sharding.stages import Stages
 

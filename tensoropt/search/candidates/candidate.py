@@ -24,8 +24,16 @@ from ..problem.choices import ACCUMULATE, REMAT
 from ..request import Request
 from ..stages.cuts import Cut, balanced
 from ..stages.needs import StageNeeds
-from ..stages.placement import allowed, elsewhere, why_not_placed
-from ..stages.submeshes import Block, choices, equal_blocks, interleaved_blocks, interleaved_counts
+from ..stages.placement import (
+    Block,
+    allowed,
+    choices,
+    elsewhere,
+    equal_blocks,
+    interleaved_blocks,
+    interleaved_counts,
+    why_not_placed,
+)
 from ..stages.times import TimesBySize, estimated_us
 
 MICRO_BATCHES_PER_STAGE = (1, 2, 4)

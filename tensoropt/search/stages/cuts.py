@@ -27,8 +27,7 @@ from ...program.orders.schedule import ONE_FORWARD_ONE_BACKWARD, least_in_flight
 from ...sharding.branches import branch_starts, earliest_needed
 from ...sharding.stages import Stages
 from .needs import FULL, StageNeeds
-from .placement import elsewhere, why_not_placed
-from .submeshes import Block, Choices
+from .placement import Block, Choices, elsewhere, why_not_placed
 from .times import OperatorTimes, TimesBySize, estimated_us, way_back_and_forth_us
 
 MOST_TRIED = 48

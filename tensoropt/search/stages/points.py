@@ -24,10 +24,10 @@ from ...program.orders.fast_makespan import PassTimes, Transfers, first_passes_u
 from ...program.orders.passes import BACKWARD, FORWARD, PARAMETERS, Pass, needs
 from ...program.orders.schedule import PLAIN, StepOrder, Times, of_submeshes, tried_orders
 from ...sharding.stages import Stages
+from ..frontiers.decisions import COMPUTE_LANE, NETWORK_LANE, TaskRows
 from ..frontiers.model_frontier import ModelFrontier
-from ..frontiers.step_views import COMPUTE_LANE, NETWORK_LANE, TaskRows
 from .memory import StageCosts, bytes_together
-from .submeshes import Block
+from .placement import Block
 
 MOST_COMBINED = 256
 """So many points of an interleaved stage at most are combined with those of the others on its submesh."""

@@ -31,7 +31,7 @@ from ...rules.registry import rule_of
 from ...rules.rule import configs_by_degrees
 from ...sharding.model import Model
 from ...sharding.stages import Crossing, Stages
-from .submeshes import Block
+from .placement import Block
 
 # Operators
 

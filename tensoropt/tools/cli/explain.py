@@ -49,7 +49,7 @@ def _point(frontier: FrontierRows, number: str | None, limit_bytes: int | None) 
     Raises:
         InputError: there is no such point, or none fits.
     """
-    from ...report.selection import nothing_fits_text
+    from ...report.reading import nothing_fits_text
 
     if number is not None:
         if not number.isdecimal() or not 1 <= int(number) <= len(frontier):

@@ -23,8 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt plans`` and return the exit code."""
-    from ...report.reading import read_frontier
-    from ...report.selection import selected, selected_text
+    from ...report.reading import read_frontier, selected, selected_text
 
     limit = None if arguments.memory is None else parse_memory(arguments.memory)
     if not arguments.top.isdecimal() or int(arguments.top) < 1:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from ...common.errors import InputError, short
 from ...frontend.tracing.capture import own_name
 from ...optimizers.copies import inner_of
-from ...optimizers.without_data import without_data
+from ...optimizers.keras_running import without_data
 from .by_sample_layers import BY_SAMPLE
 from .own_step import without_updates
 from .programs import EVALUATE, PREDICT, TRAIN, inner
