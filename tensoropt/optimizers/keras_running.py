@@ -306,6 +306,10 @@ _READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "Var
 def without_data(step: Callable[..., Any], data: Sequence[Any]) -> Callable[[], Any] | None:
     """Return a function that does what a step does without its data; None if that is nothing.
 
+    Keras runs it once more at the end of data of unknown size: it finds that such data has ended where a step asks for a
+    batch. By then TensorFlow has run all of the step that needs none: the optimizer's count of updates, weight decay, the
+    states of random generators.
+
     Args:
         data: for each argument of the step a structure of specs, with None for the number of samples.
     """

@@ -1,7 +1,7 @@
 """Rules of operators that work along some dimensions and leave the others alone, as searching does, or that fill tensors.
 
 Resized, warped and cropped images can be split along channels, and along images or boxes, but not along pixels: a pixel of
-the result depends on pixels in other blocks. The same holds of local response normalisation.
+the result depends on pixels in other blocks.
 """
 
 from __future__ import annotations
