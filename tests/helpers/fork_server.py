@@ -37,8 +37,8 @@ ROOT = Path(__file__).resolve().parents[2]
 IMPORTED = ("tensorflow", "keras", "h5py", "scipy.optimize", "numba", "networkx", "tqdm", "tabulate", "mpi4py")
 PACKAGE = "tensoropt"
 OWN = ("tensoropt.session.session", "tensoropt.trainer.parallelize")
-FAILURES, AGREEMENT_S = "tensoropt.runtime.failures.error_handling", 3.0
-"""How long a rank that fails waits for others to fail alike: less than a user's, to be quick."""
+FAILURES, SOONER = "tensoropt.runtime.failures.error_handling", {"AGREEMENT_S": 3.0, "WATCH_INTERVAL_S": 0.5}
+"""How long a rank that fails waits for others to fail alike, and how often it looks: less than a user's, to be quick."""
 STATUS = struct.Struct("<i")
 
 
@@ -115,7 +115,7 @@ def main() -> None:
     sys.path.insert(0, str(ROOT))
     for name in OWN:
         importlib.import_module(name)
-    sys.modules[FAILURES].__dict__["AGREEMENT_S"] = AGREEMENT_S
+    vars(sys.modules[FAILURES]).update(SOONER)
     sys.path.remove(str(ROOT))
     KEPT.update(name for name in sys.modules if name.split(".")[0] not in {*sys.stdlib_module_names, "__main__"})
     assert len(os.listdir("/proc/self/task")) == 1, "a thread of the server would be missing in its forks"
