@@ -360,7 +360,8 @@ class TrainerRanks(LedRanks):
                 raise refusal
         else:
             message = None if refusal is None else str(refusal)
-            check_same(self.processes.gather((message, {key: whole_digest(value) for key, value in values.items()})))
+            content = message, {key: whole_digest(value) for key, value in values.items()}
+            check_same(self.processes.gather(content, "values that were assigned"))
         for key, value in values.items():
             self.assign(key, value)
 
