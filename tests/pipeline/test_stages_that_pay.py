@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import zoo
@@ -90,6 +92,35 @@ def test_plans_are_the_same_where_a_worker_searches_all_stages(
     monkeypatch.setattr(Calls, "add", lambda *given: calls.append(given) or added(*given))
     apart = find_with_stages(request(), 2, counts)
     assert calls and [apart.plan(n).to_json() for n in range(len(apart))] == [own.plan(n).to_json() for n in range(len(own))]
+
+
+class CallsInDrawnOrder(Calls):
+    """Calls that this process makes: some of those that wait, in a drawn order, before that whose result is asked for."""
+
+    draw = random.Random(0)
+
+    def __init__(self, n: int, *given: Any) -> None:
+        super().__init__(0, *given)
+
+    def result(self, key: Any) -> Any:
+        for other in self.draw.sample(list(self._waiting), self.draw.randint(0, len(self._waiting))):
+            self._make(other)
+        return super().result(key)
+
+
+@pytest.mark.parametrize("counts", [(1, 2, 4), None], ids=["asked for", "unasked"])
+def test_plans_are_the_same_in_whatever_order_workers_end(
+    counts: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = find_with_stages(request("v100-4x1"), 4, counts)
+    monkeypatch.setattr("tensoropt.search.candidates.search_cut.WORTH_WORKERS", 1)
+    monkeypatch.setattr("tensoropt.search.candidates.search_cut.Calls", CallsInDrawnOrder)
+    monkeypatch.setenv("TENSOROPT_WORKERS", "8")
+    for seed in range(2):
+        CallsInDrawnOrder.draw.seed(seed)
+        found = find_with_stages(request("v100-4x1"), 4, counts)
+        assert CallsInDrawnOrder.draw.getstate() != random.Random(seed).getstate()  # something was asked for
+        assert [found.plan(n).to_json() for n in range(len(found))] == [own.plan(n).to_json() for n in range(len(own))]
 
 
 def test_a_memory_limit_holds_for_them() -> None:

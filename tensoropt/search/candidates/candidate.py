@@ -85,6 +85,7 @@ class Cutting:
     schedule: str | None
     _times: dict[int, TimesBySize] = field(default_factory=dict)
     _tried: dict[tuple[str, ...], Stages] = field(default_factory=dict)  # numbers of micro-batches are cut near each other
+    _opened: dict[tuple[int, int, bool, bool], list[Candidate]] = field(default_factory=dict)
 
     def times(self, n: int) -> TimesBySize:
         """Return the operators' times in ``n`` micro-batches."""
@@ -144,9 +145,11 @@ class Cutting:
         Raises:
             InputError: the model can't be cut into so many stages.
         """
-        cuts = list(self._cuts(candidate.n_stages, candidate.micro_batches, has_least, has_few))
-        n_alike, n = candidate.n_alike * len(cuts), candidate.micro_batches
-        candidates = []
+        n, key = candidate.micro_batches, (candidate.n_stages, candidate.micro_batches, has_least, has_few)
+        if key in self._opened:
+            return [*self._opened[key]]
+        cuts = list(self._cuts(candidate.n_stages, n, has_least, has_few))
+        n_alike, candidates = candidate.n_alike * len(cuts), self._opened.setdefault(key, [])
         for cut in cuts:
             time_us, n_bytes = cut.time_us, 0.0
             if math.isnan(time_us):
@@ -154,7 +157,7 @@ class Cutting:
             if cut.needs is not None:
                 n_bytes = max(least_bytes(cut.stages, cut.needs, cut.sizes, n))
             candidates.append(replace(candidate, cut=cut, least_us=time_us, least_bytes=n_bytes, n_alike=n_alike))
-        return candidates
+        return [*candidates]
 
     def _estimated_us(self, cut: Cut, n: int) -> float:
         try:

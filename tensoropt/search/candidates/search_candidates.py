@@ -14,7 +14,7 @@ it (:mod:`..first_look`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 
 from ...common.errors import InputError
@@ -37,6 +37,7 @@ from ..stages.points import SearchedStages, SearchedWhole
 from .by_bound import Best, Fit, SearchState, by_bound, opened
 from .candidate import Candidate, possible_micro_batches
 from .plan_points import PlanPoint, frontier_of, frontier_of_whole
+from .search_cut import search_ahead
 
 MOST_STAGES = 8
 
@@ -79,6 +80,8 @@ class CandidateSearch(SearchState):
                 self.whole += look.tried
                 return by_bound(staged, best)
         staged = opened(staged, best)  # so that their stages are searched by workers meanwhile
+        if self.counts is None and (look is None or look.best is not None):
+            self._look_ahead()
         may_fit = any(limit is None or candidate.least_bytes <= limit for candidate in smallest)  # sums take memory, too
         is_unknown = look is not None and look.best is None and may_fit
         if not is_unknown:
@@ -104,6 +107,16 @@ class CandidateSearch(SearchState):
             except InputError as error:
                 self.left_out.append(str(error))
         return candidates
+
+    def _look_ahead(self) -> None:
+        """Have workers search stages that nobody asked for, which may pay, while the model is searched without stages."""
+        if self.alike.calls is not None:
+            cuts: list[Candidate] = []
+            for candidate in {each.n_stages: each for each in self.in_stages(self._machines())}.values():
+                with suppress(InputError):
+                    cuts += self.cutting.opened(candidate, has_least=True, has_few=False)
+            for cut in sorted(cuts, key=lambda cut: cut.least_us):
+                search_ahead(self.request, cut, self.alike)
 
     def search_unasked(self) -> None:
         """Search stages that nobody asked for, where they may pay or nothing else fits."""
