@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from .graph import Graph
+from .graph import SOURCES, Graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +38,15 @@ class Backward:
 
 
 NO_BACKWARD = Backward(frozenset(), frozenset(), frozenset())
+
+
+def reached_from(graph: Graph, starts: Collection[str]) -> set[str]:
+    """Return the names of the tensors that depend on the starts, and of the starts.
+
+    Of the gradients at these some lead nowhere, since an operator has none; they are charged like others.
+    """
+    reached = set(starts)
+    for op in graph.operators.values():
+        if op.type not in SOURCES and any(tensor.name in reached for _, tensor in op.operands):
+            reached.update(tensor.name for tensor in op.outputs)
+    return reached

@@ -156,7 +156,7 @@ class RunningClassic(RunningOptimizer):
                 key = f"{step}/{name}/{slot}"
                 entries.append(StateEntry(key, tensor.shape, tensor.dtype, layout, per_rank, shards.ranks, name, step))
         for power, variables in self._powers.items():
-            replicated = Layout.replicated(shards.layouts[0].mesh, 0)
+            replicated = Layout.replicated(shards.mesh, 0)
             key, per_rank = f"{step}/{power}_power", tuple(variables)
             entries.append(StateEntry(key, (), "float32", replicated, per_rank, shards.ranks, None, step))
         return tuple(entries)

@@ -187,6 +187,7 @@ class KerasOptimizer:
     def part(self, indices: Sequence[int]) -> KerasOptimizer:
         """Return the optimizer of some of the parameters; see :meth:`..ir.optimizer.Optimizer.part`."""
         fault = "it is applied under a condition" if self.condition is not None else mixing_of(self.inner)
+        fault = fault or ("" if indices else "a stage has none of them")
         if fault:
             raise InputError(
                 f"optimizer {type(self.inner).__name__} can't update the parameters of each stage by themselves: {fault}; "

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..reschedule.layout import Layout
+from ..reschedule.mesh import Mesh
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -29,6 +30,7 @@ class Shards:
         names: the names of the variable operators.
         tensors: the parameters' values, with their global shapes.
         layouts: where their shards are.
+        mesh: the devices of the stage, which may have none of the parameters.
         ranks: the ranks that this process builds.
         variables: for each parameter its shards, in the order of ``ranks``.
     """
@@ -37,6 +39,7 @@ class Shards:
     names: tuple[str, ...]
     tensors: tuple[Tensor, ...]
     layouts: tuple[Layout, ...]
+    mesh: Mesh
     ranks: tuple[int, ...]
     variables: tuple[Sequence[tf.Variable], ...]
 

@@ -184,12 +184,13 @@ def _program(stages: Stages, number: int, orders: Orders, view: StrategyView, pa
     fetch = all_of(graph)
     names = operators_of(graph, fetch) | graph.ancestors([graph.tensors[crossing.tensor] for crossing in outgoing], (), ())
     fetched = {name for name in names if name in model_graph.operators or graph.operators[name].type == PLACEHOLDER}
-    flow, senders = GradientFlow(view, path_finder), dict[tuple[str, bool], list[int]]()
+    flow, senders = GradientFlow(view, path_finder), dict[tuple[str, str], list[int]]()
     flow.losses.update((name, loss) for name, loss in ends.losses.items() if loss is not None)
     for crossing in incoming:
-        senders.setdefault((crossing.tensor, False), []).append(crossing.source)
+        senders.setdefault((crossing.tensor, ""), []).append(crossing.source)
     for crossing in outgoing:
-        senders.setdefault((crossing.tensor, True), []).extend([crossing.target] * crossing.has_gradient)
+        for step in crossing.steps:
+            senders.setdefault((crossing.tensor, step), []).append(crossing.target)
     program = whole_program(view, path_finder, ends, fetch, [crossing.tensor for crossing in incoming], fetched)
     return StageProgram(view, program, flow, senders)
 

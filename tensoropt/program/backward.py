@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 
+from ..ir.gradient_info import reached_from
 from ..ir.graph import SOURCES, Operator, Tensor
 from ..ir.micro_batching import MicroBatch
 from ..reschedule.layout import Axes
 from ..sharding.consumers import LOSS
 from ..sharding.resharding import BUCKET_BYTES
-from .gradient_flow import GradientFlow, reached_from
+from .gradient_flow import GradientFlow
 from .residuals import Residuals
 from .tasks import BACKWARD, COMPUTE, GRADIENT, OPERAND, OPERATOR, RESHARD, RESULT, RETURNED, SHARED, SUM, Site, Task, Value
 
@@ -40,18 +41,19 @@ class BackwardPass:
         self.aliases = self._residuals.aliases
         self._n_arrived: dict[Site, int] = {}
         self._buckets: dict[tuple[Axes, str], dict[Site, Value]] = {}
-        self._index = -1
+        self._index = 0
 
-    def run(self, forward: Sequence[Site], starts: Collection[str], seeds: Mapping[Site, Value]) -> list[Task]:
+    def run(self, forward: Sequence[Site], starts: Collection[str], seeds: Mapping[Site, Value], number: int) -> list[Task]:
         """Write a backward pass; return its tasks.
 
         Args:
             forward: the operators, operands and shared copies in the order in which the forward pass made them.
             starts: names of the tensors with respect to which gradients are taken.
             seeds: the gradients that the pass begins with, by their place.
+            number: that of the pass, which its gradients have.
         """
         n_before = len(self.tasks)
-        self._index += 1
+        self._index = number
         self._n_arrived.clear()
         reached = reached_from(self.view.graph, starts)
         for site, value in seeds.items():

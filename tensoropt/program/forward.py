@@ -75,7 +75,8 @@ class ForwardPass:
         if self.once is not None:
             reads, writes, after = (tuple(map(self.own, values)) for values in (task.reads, task.writes, task.after))
             gradients = tuple((index, self.own(value)) for index, value in task.gradients)
-            task = Task(task.work, task.direction, task.site, reads, writes, gradients, after, self.micro_batch, task.stream)
+            own = gradients, after, self.micro_batch, task.stream, task.step
+            task = Task(task.work, task.direction, task.site, reads, writes, *own)
         self.tasks.append(task)
 
     def own(self, value: Value) -> Value:
@@ -149,9 +150,9 @@ class ForwardPass:
         else:
             self.alias(Value(site), source)
 
-    def back(self, seeds: Mapping[Site, Value], starts: Collection[str]) -> dict[Site, Value]:
+    def back(self, seeds: Mapping[Site, Value], starts: Collection[str], number: int) -> dict[Site, Value]:
         """Write a backward pass; return the gradients that nothing passes on. See :meth:`.BackwardPass.run`."""
-        for task in self.backward.run(self.sites, starts, seeds):
+        for task in self.backward.run(self.sites, starts, seeds, number):
             self.append(task)
         for value, source in self.backward.aliases.items():
             self.alias(value, source)

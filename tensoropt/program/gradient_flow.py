@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
-from ..ir.graph import SOURCES, VARIABLE, Graph, Operator, Tensor
+from ..ir.graph import VARIABLE, Operator, Tensor
 from ..reschedule.between_machines import sent_layout
 from ..reschedule.layout import Layout
 from ..reschedule.path import Path
@@ -114,15 +112,3 @@ class GradientFlow:
         if path is None or not path.communicates:
             return COMPUTING
         return OVERLAPPABLE if is_overlappable else COMMUNICATING
-
-
-def reached_from(graph: Graph, starts: Collection[str]) -> set[str]:
-    """Return the names of the tensors that depend on the starts, and of the starts.
-
-    Of the gradients at these some lead nowhere, since an operator has none; they are charged like others.
-    """
-    reached = set(starts)
-    for op in graph.operators.values():
-        if op.type not in SOURCES and any(tensor.name in reached for _, tensor in op.operands):
-            reached.update(tensor.name for tensor in op.outputs)
-    return reached

@@ -15,7 +15,7 @@ from .deferral import divided
 from .fetch import Fetch, all_of, backward_passes_of, operators_of
 from .forward import ForwardPass, results_of
 from .gradient_flow import GradientFlow
-from .stage_ends import NOTHING_CROSSES, StageEnds, add_gradients, fed_gradients, send, sent_back
+from .stage_ends import NOTHING_CROSSES, OfStep, StageEnds, add_gradients, fed_gradients, send, sent_back
 from .tasks import (
     ACCUMULATED,
     BACKWARD,
@@ -48,7 +48,7 @@ class StepProgram:
         passes: the index of the task with which each pass begins, and that behind the last one. Each micro-batch, or the
             batch at once, has three: forward, backward, and what the backward pass defers.
         fetched: the values that the function returns.
-        gradients: the gradients of variables that the function returns, by tensor name.
+        gradients: the gradients of variables that the function returns, by training step and tensor.
         train_steps: the names of the training steps that the function runs.
         losses: those of training steps that a stage computes, by the steps' names; None where it doesn't.
     """
@@ -58,7 +58,7 @@ class StepProgram:
     n_micro_batches: int = 1
     passes: tuple[int, ...] = ()
     fetched: tuple[Value, ...] = ()
-    gradients: Mapping[str, Value] = field(default_factory=dict)
+    gradients: Mapping[OfStep, Value] = field(default_factory=dict)
     train_steps: tuple[str, ...] = ()
     losses: Mapping[str, Tensor | None] = field(default_factory=dict)
 
@@ -126,6 +126,8 @@ class _Step:
         self.fetch, self.given = fetch, given
         self.needed = operators_of(self.graph, fetch, given) if needed is None else needed
         self.takes = backward_passes_of(self.graph, fetch, self.needed)
+        # The number of each backward pass is that in other stages.
+        self._number = {name: number for number, name in enumerate((*self.graph.gradients, *self.graph.train_steps))}
         self.tasks: list[Task] = []
         self.aliases: dict[Value, Value] = {}
         is_training = bool(self.takes or fetch.train_steps or ends.given)
@@ -184,11 +186,10 @@ class _Step:
         for op in operators:
             if op.name in late:
                 self._write(op)
-        for of_loss in self.takes:
-            self._take(of_loss)
+        self._take(*self.takes)
         gradients, first_added = self._gradients_of_variables(), len(self.tasks)
-        for arrived in self._taken.values():
-            add_gradients(self.ends, self._pass, arrived)
+        for name, arrived in self._taken.items():
+            add_gradients(self.ends, self._pass, arrived, name, len(self._number) + self._number[name])
         additions = self.tasks[first_added:]
         self._train([graph.train_steps[name] for name in self.fetch.train_steps if name not in self._trained])
         fetched = tuple(self._pass.operand(*pair) for pair in sites)
@@ -258,20 +259,19 @@ class _Step:
                 parts.append(self._pass.own(self._pass.operand(Site(LOCAL if is_local else GLOBAL, site.name), tensor)))
             send(self.ends, self._pass, micro_batching.n)
             n_forward = len(self.tasks)
-            for number, gradients in enumerate(self.takes):
-                start, before = len(self.tasks), sums[gradients.name]
-                arrived = self._back_from(gradients, copies | self._lookup_results(gradients) | self.ends.returned)
-                written = {value: at for at, task in enumerate(self.tasks[start:], start) for value in task.writes}
-                # Each is accumulated as soon as it is there. The later come first, so that indices of earlier ones stay.
-                for site, value in sorted(arrived.items(), key=lambda item: -written[item[1]]):
-                    if site.kind == RESULT:
-                        rows.setdefault(site, []).append(value)
-                        continue
-                    total = Value(site, ACCUMULATED, index + 1, backward_pass=number)
-                    reads = (*([before[site]] if index else ()), value)
-                    self.tasks.insert(written[value] + 1, Task(SUM, BACKWARD, site, reads, (total,)))
-                    self._deferred += written[value] < self._deferred
-                    before[site] = total
+            arrived = self._back_from(self.takes, copies)
+            written = {value: at for at, task in enumerate(self.tasks[n_forward:], n_forward) for value in task.writes}
+            ends = ((written[value], name, site, value) for name, of in arrived.items() for site, value in of.items())
+            # Each is accumulated as soon as it is there. The later come first, so that indices of earlier ones stay.
+            for at, name, site, value in sorted(ends, key=lambda end: -end[0]):
+                if site.kind == RESULT:
+                    rows.setdefault(site, []).append(value)
+                    continue
+                total = Value(site, ACCUMULATED, index + 1, backward_pass=self._number[name])
+                reads = (*([sums[name][site]] if index else ()), value)
+                self.tasks.insert(at + 1, Task(SUM, BACKWARD, site, reads, (total,)))
+                self._deferred += at < self._deferred
+                sums[name][site] = total
             self._passes += [n_forward, self._deferred]
         self._passes.append(len(self.tasks))
         self._pass = self._once
@@ -282,10 +282,11 @@ class _Step:
         fetched = tuple(self._pass.operand(*pair) for pair in self._fetched)
         self._n_forward = len(self.tasks)
         for gradients in self.takes:
-            seeds = sums[gradients.name] | fed_gradients(self.ends, self._pass, n_runs=1)
-            self._taken[gradients.name] = arrived = self._pass.back(seeds, self._variables(gradients) | self.ends.returned)
-            self.tasks += sent_back(self._pass, arrived, self.ends.returned)
-        self._train([self.graph.train_steps[gradients.name] for gradients in self.takes], rows)
+            name, number, returned = gradients.name, self._number[gradients.name], self.ends.returned_of(gradients.name)
+            seeds = sums[name] | fed_gradients(self.ends, self._pass, 1, name, number)
+            self._taken[name] = self._pass.back(seeds, self._variables(gradients) | returned, number)
+            self.tasks += sent_back(self._pass, self._taken[name], returned, name)
+        self._train([self.graph.train_steps[name] for name in self.fetch.train_steps], rows)
         return fetched
 
     def _lies_as_it_would(self, tensor: Tensor, micro_batch: MicroBatch) -> bool:
@@ -298,12 +299,11 @@ class _Step:
 
     # The backward pass
 
-    def _take(self, gradients: Gradients) -> dict[Site, Value]:
-        """Write the backward pass that takes gradients, once; return those that nothing passes on."""
-        if gradients.name not in self._taken:
-            starts = self._variables(gradients) | self._lookup_results(gradients) | self.ends.returned
-            self._taken[gradients.name] = self._back_from(gradients, starts)
-        return self._taken[gradients.name]
+    def _take(self, *takes: Gradients) -> dict[Site, Value]:
+        """Write the backward passes that take gradients, each once; return those of the last that nothing passes on."""
+        new = [gradients for gradients in takes if gradients.name not in self._taken]
+        self._taken |= self._back_from(new) if new else {}
+        return self._taken[takes[-1].name] if takes else {}
 
     def _train(self, steps: Sequence[TrainStep], rows: Mapping[Site, Sequence[Value]] | None = None) -> None:
         """Write the updates of training steps, after the gradients that they need."""
@@ -345,21 +345,32 @@ class _Step:
             self._pass.operand(Site(OPERAND, gradients.name, LOSS), loss)
         return loss
 
-    def _back_from(self, gradients: Gradients, starts: set[str]) -> dict[Site, Value]:
-        """Write the backward pass from a loss, or from gradients that other stages send.
+    def _back_from(self, takes: Sequence[Gradients], copies: Collection[str] = ()) -> dict[str, dict[Site, Value]]:
+        """Write the backward passes from losses, or from gradients that other stages send.
+
+        Args:
+            copies: the tensors at which gradients of micro-batches are accumulated; without them variables have gradients.
 
         Returns:
-            The gradients that nothing passes on, in this stage.
+            The gradients that nothing passes on, in this stage, by the name of the gradients that are taken.
         """
-        loss, received = self._resharded_loss(gradients), fed_gradients(self.ends, self._pass, self.graph.n_micro_batches)
-        start, site = len(self.tasks), Site(OPERAND, gradients.name, LOSS)
-        # The gradient of the loss is a constant.
-        seeds = {} if loss is None else {site: Value(site, GRADIENT_OF)}
-        for seed in seeds.values():
-            self._pass.append(Task(FEED, BACKWARD, site, (Value(site),), (seed,)))
-        arrived = self._pass.back({**seeds, **received}, starts)
-        late = self.ends.late
-        sent, sent_last = (sent_back(self._pass, arrived, names) for names in (self.ends.returned - late, late))
+        received: dict[str, dict[Site, Value]] = {}
+        for gradients in takes:
+            self._resharded_loss(gradients)
+            numbers = self.graph.n_micro_batches, gradients.name, self._number[gradients.name]
+            received[gradients.name] = fed_gradients(self.ends, self._pass, *numbers)
+        arrived: dict[str, dict[Site, Value]] = {}
+        start, sent, sent_last = len(self.tasks), list[Task](), list[Task]()
+        for gradients in takes:
+            name, site, returned = gradients.name, Site(OPERAND, gradients.name, LOSS), self.ends.returned_of(gradients.name)
+            # The gradient of the loss is a constant.
+            seeds = {} if self.ends.losses.get(name, gradients.loss) is None else {site: Value(site, GRADIENT_OF)}
+            for seed in seeds.values():
+                self._pass.append(Task(FEED, BACKWARD, site, (Value(site),), (seed,)))
+            starts = {*(copies or self._variables(gradients)), *self._lookup_results(gradients), *returned}
+            arrived[name] = self._pass.back({**seeds, **received[name]}, starts, self._number[name])
+            sent += sent_back(self._pass, arrived[name], returned - self.ends.late, name)
+            sent_last += sent_back(self._pass, arrived[name], returned & self.ends.late, name)
         first, deferred = self.tasks[start:], list[Task]()
         if self.ends.divides:
             values = [value for task in sent for value in task.reads]
@@ -371,10 +382,12 @@ class _Step:
 
     # What a stage exchanges with others
 
-    def _gradients_of_variables(self) -> dict[str, Value]:
-        """Write the backward pass of what is sent ahead, from the gradients of that; return those of variables."""
-        if self.takes or not self.ends.given:
-            return {}
-        starts = {op.result.name for op in self.graph.variables if op.is_trainable and op.name in self.needed}
-        arrived = self._pass.back(fed_gradients(self.ends, self._pass, n_runs=1), starts)
-        return {site.name: value for site, value in arrived.items() if site.kind == RESULT}
+    def _gradients_of_variables(self) -> dict[OfStep, Value]:
+        """Write the backward passes of what is sent ahead, from the gradients of that; return those of variables."""
+        gradients: dict[OfStep, Value] = {}
+        for step in () if self.takes else dict.fromkeys(name for name, _ in self.ends.given):
+            trained = self.needed.intersection(self.graph.train_steps[step].variables)
+            starts, number = {self.graph.operators[name].result.name for name in trained}, self._number[step]
+            arrived = self._pass.back(fed_gradients(self.ends, self._pass, 1, step, number), starts, number)
+            gradients |= {(step, site.name): value for site, value in arrived.items() if site.kind == RESULT}
+        return gradients

@@ -103,7 +103,7 @@ class Task:
         after: values that must be there before a task in the backward pass is run once more.
         micro_batch: the index of the micro-batch that it belongs to; -1 for what is done once a step.
         stream: COMPUTING, COMMUNICATING or OVERLAPPABLE: what it takes while it runs.
-        step: for an update, the name of the training step.
+        step: for an update, and a gradient that is sent to another stage or fed by one, the name of the training step.
     """
 
     work: str

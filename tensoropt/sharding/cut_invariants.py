@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
 from ..common.errors import InputError
+from ..ir.gradient_info import reached_from
 from ..ir.graph import CONSTANT, SOURCES, Graph
 from ..rules.random import RANDOM
+
+
+@dataclass(frozen=True, slots=True)
+class StepFlow:
+    """Where the gradients of a training step's loss go.
+
+    Attributes:
+        reached: the names of the tensors that depend on what the step trains.
+        arrives: the names of the tensors to which a gradient comes.
+    """
+
+    reached: set[str]
+    arrives: set[str]
 
 
 @lru_cache(maxsize=4)
@@ -54,13 +69,13 @@ def producers(graph: Graph) -> Mapping[str, dict[str, None]]:
 
 @lru_cache(maxsize=4)
 def taken_by_optimizer(graph: Graph) -> frozenset[str]:
-    """Return the names of the operators that compute what the optimizer takes, and of the counter of steps."""
-    (step,) = graph.train_steps.values()
-    names = graph.ancestors(step.optimizer.tensors)
+    """Return the names of the operators that compute what optimizers take, and of the counters of steps."""
+    steps = graph.train_steps.values()
+    names = graph.ancestors([tensor for step in steps for tensor in step.optimizer.tensors])
     for name in names:
         if graph.operators[name].is_trainable:
             raise InputError(f"the optimizer takes what is made of '{name}', which is trained; use stages=1")
-    return frozenset(names | ({step.step_counter} if step.step_counter else set()))
+    return frozenset(names.union(step.step_counter for step in steps if step.step_counter))
 
 
 @lru_cache(maxsize=4)
@@ -72,3 +87,23 @@ def constant(graph: Graph) -> frozenset[str]:
         if op.type == CONSTANT or (follows and op.updates is None and op.type not in RANDOM):
             names.add(op.name)
     return frozenset(names)
+
+
+@lru_cache(maxsize=4)
+def gradient_flows(graph: Graph, gradients: frozenset[tuple[str, int]]) -> Mapping[str, StepFlow]:
+    """Return where the gradients of each training step's loss go, by the step's name.
+
+    Args:
+        gradients: the operands to which a gradient of any of them comes.
+    """
+    flows = {}
+    for step in graph.train_steps.values():
+        assert step.loss is not None
+        trained = [graph.operators[name].result.name for name in step.variables]
+        flow = StepFlow(reached_from(graph, trained), {step.loss.name})
+        for op in reversed(tuple(graph.operators.values())):
+            if any(tensor.name in flow.arrives for tensor in op.outputs):
+                arriving = (t.name for i, t in op.operands if (op.name, i) in gradients)
+                flow.arrives.update(flow.reached.intersection(arriving))
+        flows[step.name] = flow
+    return flows

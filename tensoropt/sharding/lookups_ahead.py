@@ -38,9 +38,8 @@ def lookups_ahead(graph: Graph, stage_of: Mapping[str, int]) -> LookupsAhead:
     Args:
         stage_of: the stage of each operator that isn't a source, by its place in program order.
     """
-    (step,) = graph.train_steps.values()
-    assert step.loss is not None
     batch, trained, looked_up, updated = _uses_of_tables(graph)
+    dtypes = {loss.dtype for loss in graph.losses.values()}
     first: dict[str, int] = {}
     tables: dict[str, int] = {}
     lookups: dict[str, int] = {}
@@ -48,7 +47,7 @@ def lookups_ahead(graph: Graph, stage_of: Mapping[str, int]) -> LookupsAhead:
     for name in looked_up:
         table, uses = graph.operators[name].result, trained[name]
         others = {stage_of[op.name] for op in uses if not op.looks_up(table)}
-        if not others or name in updated or table.dtype != step.loss.dtype:
+        if not others or name in updated or {table.dtype} != dtypes:
             continue
         home = min(others)
         ahead = [op for op in uses if op.looks_up(table) and stage_of[op.name] not in others]
@@ -74,11 +73,10 @@ def _uses_of_tables(graph: Graph) -> tuple[tuple[int, ...], dict[str, list[Opera
 
     It is the same wherever a graph is cut, as many cuts are tried.
     """
-    (step,) = graph.train_steps.values()
-    assert step.loss is not None
     batch = next((op.result.shape[:1] for op in graph.step_operators if op.type == PLACEHOLDER and op.result.shape), ())
-    ancestors = graph.ancestors([step.loss]).difference(following(graph))
-    users = {name: graph.consumers.get(graph.operators[name].result.name, ()) for name in step.variables}
+    ancestors = graph.ancestors(graph.losses.values()).difference(following(graph))
+    variables = [name for step in graph.train_steps.values() for name in step.variables]
+    users = {name: graph.consumers.get(graph.operators[name].result.name, ()) for name in variables}
     trained = {name: [op for op in uses if op.name in ancestors] for name, uses in users.items()}
     looked_up = [name for name, uses in trained.items() if any(op.looks_up(graph.operators[name].result) for op in uses)]
     return batch, trained, looked_up, {op.updates for op in graph.operators.values() if op.updates is not None}

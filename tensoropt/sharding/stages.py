@@ -8,25 +8,27 @@ that a later stage sends back will be. (They aren't those; running a stage needs
   run where their table is, ahead of the stages that use the rows (:mod:`.lookups_ahead`).
 - A placeholder, a constant, and what follows from constants alone is there in every stage that uses it; so is what an
   optimizer takes, such as the learning rate of a schedule.
+- A training step has a part in each stage, with a loss and variables or without. A tensor's gradient crosses once for each
+  step whose loss it leads to and whose variables it depends on.
 - A variable belongs to the first stage that uses it. Later ones are sent its value once a step, and send its gradient back.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, product
+from itertools import chain
 
 import numpy as np
 
 from ..common.errors import InputError
 from ..common.reach import reached
 from ..ir.gradient_info import Backward
-from ..ir.graph import ARGUMENTS, PLACEHOLDER, SOURCES, VARIABLE, Graph, MicroBatching, Operator, Tensor
+from ..ir.graph import ARGUMENTS, PLACEHOLDER, SOURCES, VARIABLE, Graph, MicroBatching, Operator, Tensor, TrainStep
 from .branches import early_first, runs_early
-from .cut_invariants import constant, first_uses, following, places, producers, taken_by_optimizer
+from .cut_invariants import constant, first_uses, following, gradient_flows, places, producers, taken_by_optimizer
 from .lookups_ahead import LookupsAhead, lookups_ahead
 from .micro_batches import SUM
 from .model import Model
@@ -38,15 +40,20 @@ class Crossing:
 
     Attributes:
         target: a stage that uses it; a later one, unless it is ahead.
-        has_gradient: whether its gradient is sent back.
+        steps: the training steps of whose losses the gradients are sent back.
         is_ahead: whether it is sent for all micro-batches when a step begins, and its gradient is taken when it ends.
     """
 
     tensor: str
     source: int
     target: int
-    has_gradient: bool
+    steps: tuple[str, ...] = ()
     is_ahead: bool = False
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a gradient is sent back."""
+        return bool(self.steps)
 
 
 @dataclass(frozen=True)
@@ -89,8 +96,10 @@ class Stages:
         """
         if not self.cuts:
             return (self.whole,)
-        for step, (index, members) in product(self.whole.graph.train_steps.values(), enumerate(self.members)):
-            if not members.intersection(step.variables):
+        steps = self.whole.graph.train_steps.values()
+        trained = {name for step in steps for name in step.variables}
+        for index, members in enumerate(self.members):
+            if steps and not members & trained:
                 raise InputError(
                     f"stage {index} of {self.n} would have no parameters: none is used {self.between(index)}; ask for "
                     "fewer stages"
@@ -113,17 +122,20 @@ class Stages:
         for target, members in enumerate(self.members):
             for tensor in self._received_tensors(members):
                 source = self._home(tensor)
-                trained = any(
-                    (op.name, i) in self._gradients
-                    for op in graph.consumers[tensor.name]
-                    if op.name in members
-                    for i, operand in op.operands
-                    if operand.name == tensor.name
-                )
+                users = [op for op in graph.consumers[tensor.name] if op.name in members]
+                uses = {(op.name, i) for op in users for i, operand in op.operands if operand.name == tensor.name}
+                steps = self._steps_through(tensor, uses & self._gradients)
                 is_ahead = graph.producers[tensor.name].name in self.ahead.lookups
-                result[tensor.name, target] = Crossing(tensor.name, source, target, trained, is_ahead)
+                result[tensor.name, target] = Crossing(tensor.name, source, target, steps, is_ahead)
         order = {name: number for number, name in enumerate(graph.tensors)}
         return tuple(sorted(result.values(), key=lambda crossing: (order[crossing.tensor], crossing.target)))
+
+    def _steps_through(self, tensor: Tensor, operands: Collection[tuple[str, int]]) -> tuple[str, ...]:
+        """Return the training steps of whose losses a gradient comes to some operands, which are a tensor."""
+        graph = self.whole.graph
+        results = {result.name for name, _ in operands for result in graph.operators[name].outputs}
+        flows = gradient_flows(graph, self.whole.backward.gradients).items()
+        return tuple(step for step, flow in flows if tensor.name in flow.reached and results & flow.arrives)
 
     @cached_property
     def awaited(self) -> tuple[Crossing, ...]:
@@ -148,7 +160,6 @@ class Stages:
             return graph
         members, early = self.members[index], self.early[index]
         received = {tensor.name for tensor in self._received_tensors(members)}
-        sent = [crossing for crossing in self.crossings if crossing.source == index and crossing.has_gradient]
         operators: dict[str, Operator] = {}
         for op in early_first(graph, early):
             if op.name not in members:
@@ -161,42 +172,41 @@ class Stages:
             operators[op.name] = op
         if not graph.train_steps:
             return replace(graph, operators=operators, differentiated=None)
-        (step,) = graph.train_steps.values()
-        assert step.loss is not None
-        loss = step.loss
-        own = [loss] if graph.producers[loss.name].name in members else []
-        summed = dict.fromkeys(crossing.tensor for crossing in sent if crossing.is_ahead or not own)
-        if summed or not own:
-            summands = own + [graph.tensors[name] for name in summed]
-            sums = _sum_of_all(f"{step.name}/stage_{index}", summands)
-            operators.update((op.name, op) for op in sums)
-            loss = sums[-1].result
-        own_variables = [index for index, name in enumerate(step.variables) if name in members]
-        variables = tuple(step.variables[index] for index in own_variables)
+        parts = [self._part_of_step(index, graph, step) for step in graph.train_steps.values()]
+        sums = [op for _, of_step in parts for op in of_step]
+        operators.update((op.name, op) for op in sums)
         micro_batching = graph.micro_batching
         if micro_batching is not None:
             whole = self.graph_of(index, micro_batching.full_batch)
             names = {tensor.name for op in operators.values() for tensor in op.outputs}
             forms = {name: form for name, form in micro_batching.forms.items() if name in names}
-            if loss is not step.loss:
-                forms.update((op.result.name, SUM) for op in sums)
+            forms.update((op.result.name, SUM) for op in sums)
             micro_batching = MicroBatching(
                 micro_batching.n, whole, micro_batching.batch, forms,
                 frozenset(pair for pair in micro_batching.once if pair[0] in operators),
                 micro_batching.after & operators.keys(),
             )  # fmt: skip
-        controls = tuple(name for name in step.controls if name in members)
-        return replace(
-            graph,
-            operators=operators,
-            train_steps={
-                step.name: replace(
-                    step, loss=loss, variables=variables, controls=controls, optimizer=step.optimizer.part(own_variables)
-                )
-            },
-            micro_batching=micro_batching,
-            differentiated=None,
+        steps = {step.name: step for step, _ in parts}
+        return replace(graph, operators=operators, train_steps=steps, micro_batching=micro_batching, differentiated=None)
+
+    def _part_of_step(self, index: int, graph: Graph, step: TrainStep) -> tuple[TrainStep, list[Operator]]:
+        """Return what a stage has of a training step, and the operators of a loss that stands in; none if it has nothing."""
+        members, loss, sums = self.members[index], step.loss, list[Operator]()
+        assert loss is not None
+        sent = (each.tensor for each in self.crossings if each.source == index and step.name in each.steps)
+        own = [loss] if graph.producers[loss.name].name in members else []
+        summands = own + [graph.tensors[name] for name in dict.fromkeys(sent)]
+        numbers = [number for number, name in enumerate(step.variables) if name in members]
+        if summands != own or (numbers and not own):
+            sums = _sum_of_all(f"{step.name}/stage_{index}", summands)
+        part = replace(
+            step,
+            loss=sums[-1].result if sums else next(iter(own), None),
+            variables=tuple(step.variables[number] for number in numbers),
+            controls=tuple(name for name in step.controls if name in members),
+            optimizer=step.optimizer.part(numbers),
         )
+        return part, sums
 
     def _placeholder_of(self, tensor: Tensor) -> Operator:
         """Return the placeholder that stands for a tensor of an earlier stage."""

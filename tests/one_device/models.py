@@ -136,7 +136,7 @@ MODELS: Mapping[str, Entry] = {
         for name in SMALL
         if name not in NORMALISED
     },
-    "adversarial": Entry(adversarial, OF_EIGHT, most_stages=1),
+    "adversarial": Entry(adversarial, OF_EIGHT),
 }
 
 

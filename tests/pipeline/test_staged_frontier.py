@@ -275,16 +275,6 @@ def test_numbers_of_stages_that_are_not_possible_are_left_out_beside_others() ->
     assert all(each.stages.n == 1 for each in without.searched) and {point.n_stages for point in without.points_of} == {1}
 
 
-def test_stages_of_two_training_steps_are_refused() -> None:
-    tensoropt.init(hardware="v100-1x2", seed=3)
-    _, hidden = tanh_layers(2)
-    for target in (1.0, 0.0):
-        tensoropt.GradientDescentOptimizer(0.1).minimize(tensoropt.reduce_mean(tensoropt.square(hidden - target)))
-    for stages in (2, (1, 2)):
-        with pytest.raises(InputError, match="is for one training step, and the model has 2; record one, or use stages=1"):
-            tensoropt.find_strategy(stages=stages, verbose=0)
-
-
 def test_a_session_chooses_stages_and_runs_them() -> None:
     tensoropt.init(hardware="v100-1x4", seed=3)
     x, hidden = tanh_layers(4)

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from ...ir.body import viewed_operand
+from ...ir.gradient_info import reached_from
 from ...ir.graph import PLACEHOLDER, SOURCES, Graph, Operator, Tensor
 from ..deferral import has_separate_gradients
-from ..gradient_flow import reached_from
 from ..memory.buffers import OVERWRITE, PASSED_ON, PRODUCTS
 from ..memory.peak import MOST_MICRO_BATCHES
 from ..stage_ends import StageEnds
@@ -107,7 +107,7 @@ def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_op
     row_names = {op.result.name for of_variable in lookups for op in of_variable}
     micro_batching = graph.micro_batching
     # Gradients go back to variables and, in micro-batches, to all that is computed once.
-    received, returned = ends.received, ends.returned
+    received, returned = ends.received, ends.returned_of(of_loss.name)
     starts = {*row_names, *returned, *(dense if micro_batching is None else filter(graph.accumulates, graph.tensors))}
     starts_once = {*dense, *returned}
     reached, reached_once = reached_from(graph, starts), reached_from(graph, starts_once)

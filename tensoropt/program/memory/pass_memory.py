@@ -38,14 +38,17 @@ class Messages:
     Attributes:
         sent: what it sends of a micro-batch.
         received: for each stage that sends to it the bytes of a micro-batch, and how many that stage has in flight at most.
+        beside: of the gradients of what it sends those that wait while the backward pass of one training step runs.
     """
 
     sent: Any = 0
     received: tuple[tuple[Any, int], ...] = ()
+    beside: Any = 0
 
     def take(self, points: Any) -> Messages:
         """Return the messages under some of the strategies."""
-        return Messages(self.sent[points], tuple((n_bytes[points], most) for n_bytes, most in self.received))
+        received = tuple((n_bytes[points], most) for n_bytes, most in self.received)
+        return Messages(self.sent[points], received, self.beside[points])
 
     def waiting_bytes(self, in_flight: Any, others: Any) -> Any:
         """Return the most bytes of messages that may wait, on both ends, beside what a pass has of its own.
@@ -57,7 +60,8 @@ class Messages:
             in_flight: the micro-batches in flight: a number, or int64[N, 1].
             others: those of them that the pass isn't of.
         """
-        return others * self.sent + sum(np.maximum(0, most - in_flight) * n_bytes for n_bytes, most in self.received)
+        own = others * self.sent + (in_flight - others) * self.beside
+        return own + sum(np.maximum(0, most - in_flight) * n_bytes for n_bytes, most in self.received)
 
 
 @dataclass(frozen=True, eq=False)

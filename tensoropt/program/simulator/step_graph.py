@@ -144,13 +144,13 @@ class StageProgram:
     """The program of a stage, which has every resharding.
 
     Attributes:
-        senders: by tensor name, and whether it is the tensor's gradient, the stages that send it to this one.
+        senders: by tensor name and, of its gradient, the training step, the stages that send it to this one.
     """
 
     view: StrategyView
     program: StepProgram
     flow: GradientFlow
-    senders: Mapping[tuple[str, bool], Sequence[int]] = field(default_factory=dict)
+    senders: Mapping[tuple[str, str], Sequence[int]] = field(default_factory=dict)
 
 
 def stages_graph(stages: Sequence[StageProgram], orders: Orders) -> StepGraph:
@@ -173,7 +173,7 @@ def task_nodes(program: StepProgram, flow: GradientFlow) -> Iterator[tuple[Task,
     n_parts = Counter((task.site, task.micro_batch, task.writes[0].backward_pass) for task in computed if task.writes)
     written: Counter[tuple[object, ...]] = Counter()
     for task in program.tasks:
-        number = task.writes[0].backward_pass if task.writes else 0
+        number = next((value.backward_pass for value in (*task.writes, *task.reads)), 0)
         if task.work in (SUM, JOIN_TASK) or (task.work == FEED and not task.writes):
             yield task, ()
         elif task.work == RESHARD:
@@ -241,9 +241,9 @@ class _Building:
     def _add(self, task: Task, nodes: tuple[StepNode, ...], run: Pass | None) -> None:
         needs = dict.fromkeys(node for value in (*task.all_reads, *task.after) for node in self._after(value))
         if task.work == FEED and not task.reads and task.writes:  # it may come from other stages, in messages
-            name, is_gradient = task.writes[0].site.name, task.direction == step_tasks.BACKWARD
-            message = StepNode(SEND, Site(RESULT if is_gradient else SENT, name), "", task.micro_batch)
-            senders = self.stages[self.at].senders.get((name, is_gradient), ())
+            name, number = task.writes[0].site.name, task.writes[0].backward_pass
+            message = StepNode(SEND, Site(RESULT if task.step else SENT, name), "", task.micro_batch, number)
+            senders = self.stages[self.at].senders.get((name, task.step), ())
             needs.update(dict.fromkeys(message._replace(stage=stage) for stage in senders))
         if not nodes:
             self._made.update(dict.fromkeys(task.writes, tuple(needs)))

@@ -51,7 +51,9 @@ class FunctionEmission:
         self._crossings = [crossing for crossing in engine.stages.crossings if self._is_used(crossing)]
         self._number = {crossing: number for number, crossing in enumerate(self._crossings)}
         self._deferring_stages = {run.stage for run in self._passes if run.work == PARAMETERS}
-        self._pending: dict[int, PendingUpdate] = {}
+        # The kinds of messages: a tensor, and its gradient of each training step.
+        self._kinds = ("", *fetch.train_steps)
+        self._pending: dict[tuple[str, int], PendingUpdate] = {}
         self._steps: dict[int, StepEmission] = {}
         self._ahead: dict[int, SentAhead] = {}
 
@@ -71,8 +73,9 @@ class FunctionEmission:
         """The number of messages in which a tensor may cross: those of the micro-batches, and one for all."""
         return max(map(len, self._engine.micro_batches)) + 1
 
-    def _message(self, crossing: Crossing, micro_batch: int, is_gradient: bool) -> Message:
-        stages = crossing.source, crossing.target
+    def _message(self, crossing: Crossing, micro_batch: int, step: str) -> Message:
+        """Return the message of a tensor, or of its gradient in a training step."""
+        is_gradient, stages = bool(step), (crossing.source, crossing.target)
         views, devices = map(self._view, stages), (self._engine.views[stage].devices for stage in stages)
         tensors = [(view, view.graph.tensors[crossing.tensor]) for view in views]
         source, target = zip((view.layout(tensor) for view, tensor in tensors), devices, strict=True)
@@ -82,23 +85,24 @@ class FunctionEmission:
         (first, from_devices), (last, to_devices) = (target, source) if is_gradient else (source, target)
         first = first.with_partial(()) if is_gradient else first
         way = cheapest_way(first, last.with_partial(()), tensor.shape, from_devices, to_devices, self._engine.machine_of)
-        number = (self._number[crossing] * self._n_numbers + micro_batch + 1) * 2 + is_gradient
+        kind, n_kinds = self._kinds.index(step), len(self._kinds)
+        number = (self._number[crossing] * self._n_numbers + micro_batch + 1) * n_kinds + kind
         return Message(crossing.tensor, number, way, tensor.dtype, is_gradient, micro_batch)
 
-    def _send(self, crossing: Crossing, values: Values, micro_batch: int = -1, is_gradient: bool = False) -> None:
-        """Emit the sending of a tensor, or of its gradient, which is in the layout of its message."""
-        stage = crossing.target if is_gradient else crossing.source
-        self._transfers.send(self._message(crossing, micro_batch, is_gradient), values, self._resharders[stage])
+    def _send(self, crossing: Crossing, values: Values, micro_batch: int = -1, step: str = "") -> None:
+        """Emit the sending of a tensor, or of its gradient in a step, which is in the layout of its message."""
+        stage = crossing.target if step else crossing.source
+        self._transfers.send(self._message(crossing, micro_batch, step), values, self._resharders[stage])
 
     def _receive(
-        self, crossing: Crossing, micro_batch: int = -1, is_gradient: bool = False, after: Sequence[tf.Tensor] = ()
+        self, crossing: Crossing, micro_batch: int = -1, step: str = "", after: Sequence[tf.Tensor] = ()
     ) -> Values:
         """Emit the reception of a tensor, or of its gradient, behind some values; return it as the stage has the tensor."""
-        stage = crossing.source if is_gradient else crossing.target
+        stage = crossing.source if step else crossing.target
         view, resharder, path_finder = self._view(stage), self._resharders[stage], self._engine.states[stage].path_finder
-        message, tensor = self._message(crossing, micro_batch, is_gradient), view.graph.tensors[crossing.tensor]
+        message, tensor = self._message(crossing, micro_batch, step), view.graph.tensors[crossing.tensor]
         values, layout = self._transfers.receive(message, resharder, after), view.layout(tensor)
-        target = layout.with_partial(()) if is_gradient else layout
+        target = layout.with_partial(()) if step else layout
         return resharded(tensor, message.way.target, target, values, resharder, path_finder)
 
     def _received(self, crossing: Crossing, micro_batch: int) -> Values:
@@ -111,17 +115,18 @@ class FunctionEmission:
         """Return the names of the operators that a stage runs before it waits."""
         return self._parts[stage].needed & self._engine.stages.early[stage]
 
-    def _send_from(self, stage: int, name: str, values: Values, micro_batch: int, is_gradient: bool) -> None:
+    def _send_from(self, stage: int, name: str, values: Values, micro_batch: int, step: str) -> None:
         """Emit the sending of a tensor to all stages that use it, or of its gradient to the one that computes it."""
         for crossing in self._crossings:
-            if crossing.tensor == name and stage == (crossing.target if is_gradient else crossing.source):
-                self._send(crossing, values, micro_batch, is_gradient)
+            if crossing.tensor == name and stage == (crossing.target if step else crossing.source):
+                self._send(crossing, values, micro_batch, step)
 
-    def _gradient(self, stage: int, crossings: Sequence[Crossing], name: str, micro_batch: int) -> Values | None:
+    def _gradient(self, stage: int, name: str, micro_batch: int, step: str) -> Values | None:
         """Emit the reception of a tensor's gradients from all stages that use it, and of those by what was sent ahead."""
-        terms = [self._receive(crossing, micro_batch, True) for crossing in crossings if crossing.tensor == name]
-        if micro_batch < 0 and stage in self._ahead and name in self._ahead[stage].names:
-            terms += filter(None, [self._ahead[stage].gradients.get(name)])
+        crossings = (each for each in self._from(stage) if each.tensor == name and step in each.steps)
+        terms = [self._receive(crossing, micro_batch, step) for crossing in crossings]
+        if micro_batch < 0 and stage in self._ahead and (step, name) in self._ahead[stage].names:
+            terms += filter(None, [self._ahead[stage].gradients.get((step, name))])
         return [tf.add_n(list(parts)) for parts in zip(*terms, strict=True)] if len(terms) > 1 else next(iter(terms), None)
 
     def _from(self, stage: int) -> list[Crossing]:
@@ -174,7 +179,6 @@ class FunctionEmission:
         sources, crossings = self._fed_values(stage), self._from(stage)
         # Variables whose gradients come in part from what the stage sends before its passes.
         tables = self._ahead[stage].names if stage in self._ahead else ()
-        gradients = [crossing for crossing in crossings if crossing.has_gradient and self._is_training]
         divides = stage in self._deferring_stages or (self._is_training and bool(self._branches(stage)))
         steps = self._fetch.train_steps
         ends = ends_of(stages, stage, view.graph, crossings, self._to(stage), steps, divides, tables)
@@ -184,7 +188,7 @@ class FunctionEmission:
             needed=part.needed,
         )  # fmt: skip
         exchange = Exchange(
-            partial(self._send_from, stage), partial(self._gradient, stage, gradients), partial(self._updated, stage)
+            partial(self._send_from, stage), partial(self._gradient, stage), partial(self._updated, stage)
         )
         return StepEmission(
             program, view, resharder, {**self._variables(stage), **sources}, state, chain, exchange,
@@ -201,9 +205,9 @@ class FunctionEmission:
                 values_by_name = {feed.tensor.name: values for feed, values in feeds.items()}
                 rows_ahead = SentAhead(
                     views, state, resharder, self._engine.micro_batches[stage] if self._is_training else (),
-                    crossings, self._variables(stage), values_by_name, self._is_training,
+                    crossings, self._variables(stage), values_by_name, self._fetch.train_steps,
                 )  # fmt: skip
-                rows_ahead.send(self._send, partial(self._receive, is_gradient=True))
+                rows_ahead.send(self._send, self._receive)
                 self._ahead[stage] = rows_ahead
 
     def run(self) -> dict[int, list[Values]]:
@@ -246,38 +250,40 @@ class FunctionEmission:
             chains.setdefault(devices, PassChain(n, lags[stage], 0)).n_stages += 1
         return {stage: chains[self._engine.views[stage].devices] for stage in states}
 
-    def _updated(self, stage: int, update: PendingUpdate) -> None:
-        """Emit the update of a stage, at once unless it waits for sums over the parameters of other stages, too."""
+    def _updated(self, stage: int, step: str, update: PendingUpdate) -> None:
+        """Emit a step's update of a stage, at once unless it waits for sums over the parameters of other stages, too."""
         if update.sums is None or self._engine.stages.n == 1:
             update.apply(update.sums)
         else:
-            self._pending[stage] = update
+            self._pending[step, stage] = update
 
     def _add_up(self) -> None:
         """Emit the updates that need sums over the parameters of all stages, which are added up in the stages' order."""
         stages = range(self._engine.stages.n)
-        updates = [(stage, update, update.sums) for stage, update in self._pending.items() if update.sums is not None]
-        for source, _, sums in updates:
+        updates = [(*key, update, update.sums) for key, update in self._pending.items() if update.sums is not None]
+        for step, source, _, sums in updates:
             for target in stages:
                 if target != source:
-                    self._transfers.send(self._message_of_sums(source, target, sums[0]), sums, self._resharders[source])
-        for target, update, sums in updates:
+                    message = self._message_of_sums(step, source, target, sums[0])
+                    self._transfers.send(message, sums, self._resharders[source])
+        for step, target, update, sums in updates:
             resharder = self._resharders[target]
             stage_sums = [
                 sums
                 if source == target
-                else self._transfers.receive(self._message_of_sums(source, target, sums[0]), resharder)
+                else self._transfers.receive(self._message_of_sums(step, source, target, sums[0]), resharder)
                 for source in stages
             ]
             update.apply([reduce(tf.add, parts) for parts in zip(*stage_sums, strict=True)])
 
-    def _message_of_sums(self, source: int, target: int, sums: tf.Tensor) -> Message:
-        """Return the message by which one stage tells another its part of sums over the parameters of all stages."""
+    def _message_of_sums(self, step: str, source: int, target: int, sums: tf.Tensor) -> Message:
+        """Return the message by which a stage tells another its part of a step's sums over the parameters of all stages."""
         ends = [
             (Layout.replicated(view.whole.strategy.mesh, 1), view.devices)
             for view in (self._engine.views[source], self._engine.views[target])
         ]
         way = CrossMesh(ends[0][0], ends[1][0], tuple(sums.shape), ends[0][1], ends[1][1])
-        first = 2 * len(self._crossings) * self._n_numbers + 2
-        number = first + source * self._engine.stages.n + target
+        n_kinds, n = len(self._kinds), self._engine.stages.n
+        first = n_kinds * len(self._crossings) * self._n_numbers
+        number = first + (self._kinds.index(step) * n + source) * n + target
         return Message(f"the sums of stage {source}'s gradients", number, way, sums.dtype.name, False, -1)

@@ -6,7 +6,7 @@ at once it is also what follows from variables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 
 import tensorflow as tf
@@ -17,7 +17,7 @@ from ...lowering.operators import Values
 from ...lowering.pass_chain import PassChain
 from ...lowering.resharding.reshard import Resharder
 from ...program.fetch import Fetch
-from ...program.stage_ends import StageEnds
+from ...program.stage_ends import OfStep, StageEnds
 from ...program.step import step_program
 from ...reschedule.layout import Layout
 from ...sharding.stages import Crossing
@@ -31,7 +31,7 @@ class SentAhead:
     """What one stage sends before its passes, computed of the whole batch.
 
     Attributes:
-        names: the names of the variables' tensors that get gradients by it.
+        names: the variables' tensors that get gradients by it, each with the training step.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class SentAhead:
         crossings: Sequence[Crossing],
         variables: Mapping[str, Callable[[int], Values]],
         feeds: Mapping[str, Values],
-        is_training: bool,
+        train_steps: Collection[str],
     ) -> None:
         """Write its program.
 
@@ -51,17 +51,18 @@ class SentAhead:
             micro_batches: those of the step, which take consecutive rows; none for a batch at once.
             variables: functions that emit the values of variables, by tensor name.
             feeds: the values of what is fed, for the whole batch.
+            train_steps: the names of those that the function runs.
         """
         self._views, self._state, self._resharder = views, state, resharder
         self._micro_batches, self._crossings = micro_batches, crossings
         graph = views.whole.graph
         tensors = {crossing.tensor: graph.tensors[crossing.tensor] for crossing in crossings}
         # Every rank of the stage has the rows of all micro-batches.
-        self._on_every_rank = [name for name in tensors if is_training and any(
+        self._on_every_rank = [name for name in tensors if train_steps and any(
             crossing.is_ahead for crossing in crossings if crossing.tensor == name)]  # fmt: skip
-        gradient_names = dict.fromkeys(crossing.tensor for crossing in crossings if is_training and crossing.has_gradient)
+        given = dict.fromkeys((step, each.tensor) for each in crossings for step in each.steps if step in train_steps)
         sent_names = tuple(name for name in tensors if name not in self._on_every_rank)
-        ends = StageEnds(sent=sent_names, given=tuple(gradient_names))
+        ends = StageEnds(sent=sent_names, given=tuple(given))
         program = step_program(
             views.whole, state.path_finder, ends=ends, given=feeds.keys(), in_buckets=resharder.joins,
             fetch=Fetch(tuple((tensors[name], False) for name in self._on_every_rank)),
@@ -72,12 +73,13 @@ class SentAhead:
         exchange = Exchange(self._send_whole, self._gradient)
         self._step = StepEmission(program, views.whole, resharder, {**variables, **sources}, state, PassChain(1), exchange)
 
-    def send(self, send: Callable[..., None], receive: Callable[[Crossing, int], Values]) -> None:
+    def send(self, send: Callable[..., None], receive: Callable[[Crossing, int, str], Values]) -> None:
         """Emit all that is sent: of rows those of the first micro-batch first.
 
         Args:
             send: sends a tensor, or a micro-batch's part of it, by a crossing.
-            receive: receives a tensor's gradient of a micro-batch, in the layout in which that has the tensor.
+            receive: receives a tensor's gradient of a micro-batch and a training step, in the layout in which that has the
+                tensor.
         """
         self._send, self._receive = send, receive
         self._step.forward(0)
@@ -85,7 +87,7 @@ class SentAhead:
         n = len(self._micro_batches)
         if not n:
             for name, values in rows.items():
-                self._send_whole(name, values, -1, False)
+                self._send_whole(name, values)
             return
         parts = {name: [tf.split(value, n, self._dimension(name)) for value in values] for name, values in rows.items()}
         for index in range(n):
@@ -93,25 +95,25 @@ class SentAhead:
                 send(crossing, [slices[index] for slices in parts[crossing.tensor]], index)
 
     @cached_property
-    def gradients(self) -> dict[str, Values]:
-        """The gradients of variables, by tensor name; the backward pass is emitted when they are first asked for."""
+    def gradients(self) -> dict[OfStep, Values]:
+        """The gradients of variables, by training step and tensor; backward passes are emitted when first asked for."""
         self._step.backward(0)
         return self._step.gradients()
 
-    def _send_whole(self, name: str, values: Values, micro_batch: int, is_gradient: bool) -> None:
+    def _send_whole(self, name: str, values: Values, micro_batch: int = -1, step: str = "") -> None:
         for crossing in self._crossings:
             if crossing.tensor == name:
                 self._send(crossing, values)
 
-    def _gradient(self, name: str, micro_batch: int) -> Values:
+    def _gradient(self, name: str, micro_batch: int, step: str) -> Values:
         """Emit the reception of a tensor's gradient, of all micro-batches."""
         gradients = []
-        for crossing in self._crossings:
-            if crossing.tensor == name and crossing.has_gradient and not self._micro_batches:
-                gradients.append(self._receive(crossing, -1))
-            elif crossing.tensor == name and crossing.has_gradient:
-                parts = [self._gather_ranks(name, self._receive(crossing, batch.index)) for batch in self._micro_batches]
-                gradients.append(self._join_micro_batches(name, parts))
+        for crossing in (each for each in self._crossings if each.tensor == name and step in each.steps):
+            if not self._micro_batches:
+                gradients.append(self._receive(crossing, -1, step))
+                continue
+            parts = [self._gather_ranks(name, self._receive(crossing, batch.index, step)) for batch in self._micro_batches]
+            gradients.append(self._join_micro_batches(name, parts))
         return [tf.add_n(list(parts)) for parts in zip(*gradients, strict=True)]
 
     def _dimension(self, name: str) -> int:

@@ -77,7 +77,8 @@ class StageState:
         tensors = tuple(self.graph.operators[name].result for name in step.variables)
         layouts = tuple(self.view.layout(tensor) for tensor in tensors)
         shards = tuple(tuple(self.variables[name]) for name in step.variables)
-        return Shards(step.name, step.variables, tensors, layouts, tuple(self.backend.ranks), shards)
+        mesh, ranks = self.view.strategy.mesh, tuple(self.backend.ranks)
+        return Shards(step.name, step.variables, tensors, layouts, mesh, ranks, shards)
 
     def _first_variables(self, op: Operator) -> list[tf.Variable]:
         replicated = self.initial_value(op.name)

@@ -25,6 +25,7 @@ from ...lowering.pass_chain import BackwardOperators, PassChain
 from ...lowering.resharding.reshard import Resharder
 from ...optimizers.running_optimizer import Emission, PendingUpdate
 from ...program.gradient_flow import GradientFlow
+from ...program.stage_ends import OfStep
 from ...program.step import StepProgram
 from ...program.tasks import ACCUMULATED, BACKWARD, FEED, FORWARD, JOIN, OPERAND, RESULT, SEND, UPDATE, Site, Task, Value
 from ...sharding.consumers import HYPERPARAMETER
@@ -41,14 +42,15 @@ class Exchange:
     """What a stage exchanges with others.
 
     Attributes:
-        send: emits the sending of a tensor's values, or of its gradients, given its name and the micro-batch.
-        gradient: emits the reception of a tensor's gradients, given its name and the micro-batch; returns them.
-        update: emits an update, when it has the sums that it needs of others.
+        send: emits the sending of a tensor's values, given its name, the micro-batch and, of its gradients, the step.
+        gradient: emits the reception of a tensor's gradients, given its name, the micro-batch and the training step; returns
+            them.
+        update: emits a training step's update, when it has the sums that it needs of others.
     """
 
-    send: Callable[[str, Values, int, bool], None]
-    gradient: Callable[[str, int], Values | None]
-    update: Callable[[PendingUpdate], None] = lambda update: None
+    send: Callable[[str, Values, int, str], None]
+    gradient: Callable[[str, int, str], Values | None]
+    update: Callable[[str, PendingUpdate], None] = lambda step, update: None
 
 
 class StepEmission(TaskEmission):
@@ -137,10 +139,10 @@ class StepEmission(TaskEmission):
         """Put the last backward pass and the updates in order, when all have been emitted."""
         self._chain.end(self.record)
 
-    def gradients(self) -> dict[str, Values]:
-        """Return the gradients of variables that the function returns, by tensor name."""
-        gradients = {name: self.values_or_none(value) for name, value in self._program.gradients.items()}
-        return {name: values for name, values in gradients.items() if values is not None}
+    def gradients(self) -> dict[OfStep, Values]:
+        """Return the gradients of variables that the function returns, by training step and tensor."""
+        gradients = {of: self.values_or_none(value) for of, value in self._program.gradients.items()}
+        return {of: values for of, values in gradients.items() if values is not None}
 
     def unread(self, index: int) -> list[tf.Tensor]:
         """Return the numbers that operators of a micro-batch have computed so far and that no operator has read."""
@@ -161,14 +163,14 @@ class StepEmission(TaskEmission):
         if task.reads:
             super()._begin_backward(task)
             return
-        values = self._exchange.gradient(task.site.name, task.micro_batch)
+        values = self._exchange.gradient(task.site.name, task.micro_batch, task.step)
         self.values[task.writes[0]] = values
         self._gates.setdefault(task.micro_batch, []).extend(value.op for value in values or ())
 
     def _send(self, task: Task) -> None:
         """Emit the sending of a tensor to a later stage, or of its gradient to an earlier one."""
         values, is_gradient = self.value(task.reads[0]), task.direction == BACKWARD
-        self._exchange.send(task.site.name, values, task.micro_batch, is_gradient)
+        self._exchange.send(task.site.name, values, task.micro_batch, task.step)
         self._sent += values if is_gradient else self.at(Site(RESULT, task.site.name), task.micro_batch)
 
     def _emit(self, task: Task) -> None:
@@ -262,7 +264,7 @@ class StepEmission(TaskEmission):
             lambda index: self.local(graph.operators[step.variables[index]].result), gradients, indices,
             partial(self._reshard_overlappable, step), partial(self.hyperparameter, step),
         )  # fmt: skip
-        self._exchange.update(self._state.update_of(step, emission))
+        self._exchange.update(name, self._state.update_of(step, emission))
 
     def _reshard_overlappable(self, step: TrainStep, resharding: Resharding, values: Values) -> Values:
         paths = self.path_finder.paths(resharding)

@@ -263,8 +263,6 @@ def _allowed_counts(request: Request, fewest: int) -> tuple[int, ...]:
             raise InputError(f"{option} isn't searched on devices of unequal speed, as {request.hardware.name} has")
         if request.model.graph.late:
             request.model.in_micro_batches(2)  # says why not
-        if (n_steps := len(request.model.graph.train_steps)) > 1:
-            raise InputError(f"{option} is for one training step, and the model has {n_steps}; record one, or use stages=1")
     return counts
 
 
@@ -304,7 +302,7 @@ def may_take_stages(request: Request, parallelism: int) -> bool:
         and STAGES not in request.without
         and request.objectives == MEMORY_TIME
         and request.algorithm in ALGORITHMS
-        and len(graph.train_steps) == 1
+        and bool(graph.train_steps)
         and not graph.late
     )
 

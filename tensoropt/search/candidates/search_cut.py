@@ -21,7 +21,7 @@ from ...common.process.progress import Progress
 from ...common.process.workers import Calls, can_be_sent, n_workers
 from ...costs.operator_costs import costing_of
 from ...ft import ALGORITHMS, BY_DEFAULT
-from ...ir.graph import CONSTANT, Graph, Operator, Tensor
+from ...ir.graph import CONSTANT, Operator, Tensor, TrainStep
 from ...profiling.available_memory import available_memory_bytes
 from ...program.orders.schedule import StepOrder, tried_orders
 from ...rules.registry import are_own
@@ -184,13 +184,12 @@ def form_of(model: Model, force: Mapping[str, Mapping[str, int]]) -> str:
 
     for op in graph.operators.values():
         text.update(repr(operator_form(op)).encode())
-    text.update(repr(_step_form(graph, numbers, tensors)).encode())
+    text.update(repr([_step_form(step, numbers, tensors) for step in graph.train_steps.values()]).encode())
     return text.hexdigest()
 
 
-def _step_form(graph: Graph, numbers: Mapping[str, int], tensors: Mapping[str, tuple[int, int]]) -> tuple[object, ...]:
-    """Return the training step, with operators and tensors by number."""
-    (step,) = graph.train_steps.values()
+def _step_form(step: TrainStep, numbers: Mapping[str, int], tensors: Mapping[str, tuple[int, int]]) -> tuple[object, ...]:
+    """Return a training step, with operators and tensors by number."""
 
     def number(tensor: Tensor | None) -> object:
         return tensor and tensors[tensor.name]

@@ -90,8 +90,9 @@ class PeakCounter(ByArguments):
             states: int32[P, nodes].
         """
         numbers = {name: number for number, name in enumerate(self.model.graph.tensors)}
-        key = (frozenset(map(numbers.get, names)) for names in (ends.received, ends.returned))
-        cache = self.known_passes.setdefault((*key, ends.divides), {})  # stages that are alike have other names
+        returned = frozenset((step, numbers[name]) for step, name in ends.returned)
+        key = frozenset(map(numbers.get, ends.received)), returned, ends.divides
+        cache = self.known_passes.setdefault(key, {})  # stages that are alike have other names
         keys = [row.tobytes() for row in states]
         missing = [i for i, key in enumerate(keys) if key not in cache]
         for first in range(0, len(missing), AT_ONCE):

@@ -34,7 +34,8 @@ class StageCosts:
         time_ns: of all micro-batches, int64[P].
         received_bytes: by stage what it sends of each micro-batch, int64[P].
         ahead_bytes: the rows of each micro-batch that are sent to it ahead of all passes, int64[P].
-        sent_bytes: what it sends of each micro-batch, int64[P].
+        sent_bytes: what it sends of each micro-batch, or is sent back, int64[P].
+        beside_bytes: of what it is sent back all but one training step's, int64[P].
     """
 
     frontier: ModelFrontier
@@ -43,6 +44,7 @@ class StageCosts:
     received_bytes: Mapping[int, np.ndarray]
     ahead_bytes: np.ndarray
     sent_bytes: np.ndarray
+    beside_bytes: np.ndarray
     _passes: dict[bool, PassMemory] = field(default_factory=dict)
 
     @classmethod
@@ -71,6 +73,7 @@ class StageCosts:
             source_bytes,
             _crossing_bytes(frontier, numbers, [crossing for crossing in incoming if crossing.is_ahead]),
             _crossing_bytes(frontier, numbers, outgoing),
+            _crossing_bytes(frontier, numbers, outgoing, is_beside=True),
         )
 
     @older_objects_kept()
@@ -87,7 +90,7 @@ class StageCosts:
     def messages(self, order: StepOrder) -> Messages:
         """Return the messages of the stage; all rows that are looked up ahead for it are sent when the step begins."""
         incoming = [(n_bytes, order.in_flight[source]) for source, n_bytes in self.received_bytes.items()]
-        return Messages(self.sent_bytes, (*incoming, (self.ahead_bytes, order.n_micro_batches)))
+        return Messages(self.sent_bytes, (*incoming, (self.ahead_bytes, order.n_micro_batches)), self.beside_bytes)
 
     def bytes_of(self, stage: int, order: StepOrder) -> np.ndarray:
         """Return the peak of the stage by itself under each point, int64[P]."""
@@ -136,7 +139,7 @@ def is_divided(frontier: ModelFrontier, stage: int, order: StepOrder) -> bool:
 def ends_of(model: StageModel, divides: bool) -> StageEnds:
     """Return what a stage exchanges with others; see :class:`.StageEnds`."""
     incoming = [crossing for crossing in model.stages.crossings if crossing.target == model.index]
-    gradients = frozenset(crossing.tensor for crossing in incoming if crossing.has_gradient)
+    gradients = frozenset((step, crossing.tensor) for crossing in incoming for step in crossing.steps)
     return StageEnds(frozenset(crossing.tensor for crossing in incoming), gradients, divides)
 
 
@@ -146,9 +149,16 @@ def _stage_of(frontier: ModelFrontier) -> StageModel:
     return frontier.model
 
 
-def _crossing_bytes(frontier: ModelFrontier, points: np.ndarray, crossings: Sequence[Crossing]) -> np.ndarray:
-    """Return the bytes of a device's shards of tensors that a stage sends or is sent, of a micro-batch, int64[points]."""
-    times, strategies = Counter(crossing.tensor for crossing in crossings), frontier.found.strategies[points]
+def _crossing_bytes(
+    frontier: ModelFrontier, points: np.ndarray, crossings: Sequence[Crossing], is_beside: bool = False
+) -> np.ndarray:
+    """Return the bytes of a device's shards of tensors that a stage sends or is sent, of a micro-batch, int64[points].
+
+    A tensor waits or its gradients do, one of each training step; ``is_beside`` counts these without the first.
+    """
+    n_waiting = ((crossing.tensor, max(1, len(crossing.steps)) - is_beside) for crossing in crossings)
+    times = Counter(tensor for tensor, n in n_waiting for _ in range(n))
+    strategies = frontier.found.strategies[points]
     total = np.zeros(len(points), np.int64)
     for number, (node, states) in enumerate(frontier.built.nodes):
         for op, interfaces, index in zip(node.operators, states.interfaces, states.index, strict=True):
@@ -166,5 +176,6 @@ def _ahead_bytes(model: StageModel) -> int:
 
     They are held twice, whole and cut into those of micro-batches, and so are their gradients later.
     """
-    ahead = {crossing.tensor for crossing in model.stages.crossings if crossing.is_ahead and crossing.source == model.index}
-    return 2 * sum(model.stages.whole.graph.tensors[name].mem_bytes for name in ahead)
+    own = (crossing for crossing in model.stages.crossings if crossing.is_ahead and crossing.source == model.index)
+    times = {crossing.tensor: max(1, len(crossing.steps)) for crossing in own}
+    return 2 * sum(n * model.stages.whole.graph.tensors[name].mem_bytes for name, n in times.items())

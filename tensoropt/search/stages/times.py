@@ -186,7 +186,7 @@ def transfers(stages: Stages, hardware: Hardware, blocks: Sequence[Block], n_mic
                 passes[number] += time_us
         if crossing.is_ahead or not is_in_passes:
             first[crossing.target] += sum(link_us.values())
-            last[crossing.target] += sum(link_us.values()) if crossing.has_gradient else 0.0
+            last[crossing.target] += sum(link_us.values()) * len(crossing.steps)
     return Transfers(passes, first, last)
 
 
@@ -204,7 +204,7 @@ def messages(stages: Stages, hardware: Hardware, blocks: Sequence[Block], n_micr
         crossed = _crossed(crossing, hardware, blocks)
         ends_us = [link.call_us + link.share / 2 * n_bytes / link.bytes_per_us for _, link in crossed]
         end_us = max(ends_us, default=hardware.collective_call_us)
-        back_us = end_us if crossing.has_gradient else 0.0
+        back_us = end_us * len(crossing.steps)
         pass_times, step_times = PassTimes(forward=end_us, backward=back_us), PassTimes(before=end_us, after=back_us)
         is_in_passes = crosses_in_passes(graph, crossing.tensor)
         times[crossing.target] += pass_times if is_in_passes else step_times

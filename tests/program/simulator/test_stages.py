@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import accumulate.models as models
 import pytest
+from one_device.models import recorded
 from pipeline.test_plans import plan_of
 
 from tensoropt.common.errors import InputError
+from tensoropt.ft import Budget
 from tensoropt.plan.plan import Plan
 from tensoropt.plan.simulation import simulate_plan
 from tensoropt.profiling.hardware import named
 from tensoropt.program.orders.passes import BACKWARD, FORWARD, PARAMETERS, Pass
 from tensoropt.program.simulator.network import LINK
 from tensoropt.program.simulator.step_graph import SEND
+from tensoropt.program.tasks import RESULT
+from tensoropt.search.options import find_answer
+from tensoropt.search.request import request_of
 from tensoropt.sharding.stages import Stages
 
 
@@ -48,6 +54,20 @@ def test_passes_run_in_their_order_as_long_as_planned(name: str, n_stages: int, 
     assert any(links) and "submesh 0 > 1" in simulation.report()
     assert max(timeline.busy_ns) <= timeline.makespan_ns <= simulation.additive_ns
     assert timeline.makespan_ns / 1e3 == pytest.approx(plan.time_us, rel=0.3)
+
+
+def test_each_training_step_sends_its_own_gradients_back() -> None:
+    model, hardware = recorded("adversarial", "adam").model, named("v100-1x2")
+    request = replace(request_of(model, hardware, None, {}, micro_batches=2, stages=2), budget=Budget(seconds=0))
+    plan = find_answer("mini_time", request, 2)
+    nodes = simulate_plan(plan, model, hardware).timeline.graph.nodes
+    sent = sorted((node.name, node.number) for node in nodes if node.kind == SEND and node.site.kind == RESULT)
+    crossings, numbers = plan.cut(model).crossings, {step: number for number, step in enumerate(model.graph.train_steps)}
+    n_runs = model.in_micro_batches(2).graph.n_runs
+    assert sent == sorted(
+        (each.tensor, numbers[step]) for each in crossings for step in each.steps for _ in range(n_runs(each.tensor))
+    )
+    assert {number for _, number in sent} == {0, 1}
 
 
 def test_lookups_ahead_of_stages_are_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
