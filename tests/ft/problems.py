@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
-from tensoropt.ft import INFEASIBLE, Edge, Node, Problem
+from tensoropt.ft import INFEASIBLE, Edge, Frontier, Node, Problem
+from tensoropt.ft.elimination.tracking import Tracked
+from tensoropt.ft.weighted.lagrangian import Found
 
 
 @dataclass(frozen=True)
@@ -88,3 +91,19 @@ def resnet_pairs(n_blocks: int) -> list[tuple[int, int]]:
     """Blocks of 4 nodes with a residual edge around them."""
     pairs = chain_pairs(4 * n_blocks + 1)
     return pairs + [(4 * block, 4 * block + 4) for block in range(n_blocks)]
+
+
+def real_points(problem: Problem, found: Frontier | Found | Tracked) -> list[tuple[int, int]]:
+    """Return the points, memory and time, that strategies have; each is what its strategy costs."""
+    costs = (found.mem_bytes, found.time_ns) if isinstance(found, Frontier) else (found.mem, found.time)
+    points = list(zip(*(each.tolist() for each in costs), strict=True))
+    assert [problem.cost(strategy) for strategy in found.strategies.tolist()] == points
+    return points
+
+
+def all_strategies(problem: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """All allowed strategies with their costs."""
+    strategies = np.array(list(product(*(range(node.n_states) for node in problem.nodes))), np.int32)
+    costs = np.array([problem.cost(strategy) for strategy in strategies.tolist()], dtype=object)
+    allowed = (costs < INFEASIBLE).all(axis=1)
+    return strategies[allowed], costs[allowed, 0], costs[allowed, 1]

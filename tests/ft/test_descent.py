@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import product
 
 import numpy as np
 import pytest
@@ -12,6 +11,8 @@ from tensoropt.ft import INFEASIBLE, Edge, Node, Problem, search
 from tensoropt.ft.nonadditive.local_search import Descent, _groups
 from tensoropt.ft.nonadditive.segment_memory import SegmentMemory, Transient
 from tensoropt.ft.pareto import reduce_unsorted
+
+from .problems import all_strategies
 
 N_CONFIGS = 2
 
@@ -63,16 +64,10 @@ def costs_of(problem: Problem, transient: Transient, strategy: np.ndarray) -> tu
     return mem + int(transient.most_bytes(problem, strategy[None])[0]), time_ns
 
 
-def everything(problem: Problem) -> np.ndarray:
-    """All strategies that are allowed."""
-    all_of = np.array(list(product(*(range(node.n_states) for node in problem.nodes))), np.int32)
-    return all_of[[max(problem.cost(strategy.tolist())) < INFEASIBLE for strategy in all_of]]
-
-
 @pytest.mark.parametrize("seed", range(60))
 def test_strategies_are_what_they_are_said_to_be_and_none_gets_worse(seed: int) -> None:
     problem, transient = drawn(seed)
-    allowed = everything(problem)
+    allowed, *_ = all_strategies(problem)
     assert len(allowed)
     given = allowed[np.random.default_rng(seed).integers(0, len(allowed), 3)]
     mem, time_ns, strategies = Descent(problem, transient, math.inf).improved(given)
@@ -107,7 +102,7 @@ def test_local_search_finds_free_memory_in_segments_that_are_not_the_largest() -
     found = search(transient.charged(problem))
     charged = transient.at_true_memory(problem, found, found.lower_bound())
     mem, time_ns, _ = Descent(problem, transient, math.inf).improved(charged.strategies)
-    every = [costs_of(problem, transient, strategy) for strategy in everything(problem)]
+    every = [costs_of(problem, transient, strategy) for strategy in all_strategies(problem)[0]]
     all_mem, all_time = np.array(every, np.int64).T
     exact = reduce_unsorted(all_mem, all_time)
     assert (mem.tolist(), time_ns.tolist()) == (all_mem[exact].tolist(), all_time[exact].tolist())

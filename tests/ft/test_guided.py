@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike
 
 from tensoropt.ft import Budget, Frontier, InfeasibleError, LowerBound, Problem, search
 from tensoropt.ft import guided as guided_module
@@ -19,7 +21,7 @@ from tensoropt.ft.tables.table import NO_SLACK, Slack, Table
 from tensoropt.ft.tables.thinning import Thinning, thinned
 from tensoropt.ft.weighted.lagrangian import Hull
 
-from .problems import Costs, build, random_problem, resnet_pairs
+from .problems import Costs, build, random_problem, real_points, resnet_pairs
 from .test_bounds import assert_within, below
 
 
@@ -29,9 +31,7 @@ def guide_of(problem: Problem) -> Guide:
 
 def layered(seed: int, blocks: int) -> Problem:
     """Residual blocks of 5 states a node."""
-    pairs = resnet_pairs(blocks)
-    n = 1 + max(max(pair) for pair in pairs)
-    return build(np.random.default_rng(seed), [5] * n, pairs, Costs(10**6, interfaces=0.5))
+    return build(np.random.default_rng(seed), [5] * (4 * blocks + 1), resnet_pairs(blocks), Costs(10**6, interfaces=0.5))
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -48,8 +48,7 @@ def test_a_guide_finds_real_strategies_above_a_true_bound(seed: int) -> None:
         guide.round()
         found, bound = guide.found, guide.bound
         assert found is not None and bound is not None
-        for strategy, mem, time in zip(found.strategies.tolist(), found.mem, found.time, strict=True):
-            assert problem.cost(strategy) == (mem, time)
+        real_points(problem, found)
         assert below(bound, true.mem_bytes, true.time_ns).all()
         got = Frontier(found.mem, found.time, found.strategies, {}, "ft-ldp", bound)
         assert_within(true, got, (1 + got.worst_gap) * (1 + 1e-9))
@@ -118,7 +117,7 @@ def test_limits_end_a_solution() -> None:
 points = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=1, max_size=30)
 
 
-def table_of(frontiers: list[list[tuple[int, int]]]) -> Table:
+def table_of(frontiers: Sequence[ArrayLike]) -> Table:
     parts = []
     for each in frontiers:
         mem, time = np.array(each, np.int64).T

@@ -4,35 +4,14 @@ import numpy as np
 import pytest
 from helpers.large import first
 
-from tensoropt.ft import Edge, Node, Problem, search
+from tensoropt.ft import Problem, search
 from tensoropt.ft.interning import Interned, interned
 from tensoropt.ft.presolve.dead_end_elimination import without_replaceable
 from tensoropt.ft.presolve.supported_states import supported_states
-from tensoropt.ft.problem import INFEASIBLE, InfeasibleError, identity
+from tensoropt.ft.problem import InfeasibleError, identity
 
-
-def repeated(seed: int) -> Problem:
-    """Return a chain of equal layers of three nodes, all of which read one shared node; no two arrays are one object."""
-    rng = np.random.default_rng(seed)
-    sizes, n_layers = rng.integers(2, 5, 3), int(rng.integers(2, 7))
-    hub = int(rng.integers(1, 4))
-
-    def costs(*shape):
-        return np.where(rng.random(shape) < 0.1, INFEASIBLE, rng.integers(0, 12, shape))
-
-    own = [(rng.integers(0, 12, n), rng.integers(0, 12, n)) for n in sizes]
-    inner = {pair: [costs(sizes[pair[0]], sizes[pair[1]])] * 2 for pair in ((0, 1), (1, 2), (0, 2))}
-    between, to_hub = (costs(sizes[2], sizes[0]), costs(sizes[2], sizes[0])), (costs(hub, sizes[1]), costs(hub, sizes[1]))
-    nodes = [Node("hub", rng.integers(0, 9, hub), rng.integers(0, 9, hub))]
-    edges = []
-    for layer in range(n_layers):
-        base = 1 + 3 * layer
-        nodes += [Node(f"{layer}.{i}", mem.copy(), time.copy()) for i, (mem, time) in enumerate(own)]
-        edges += [Edge(base + s, base + t, mem.copy(), time.copy()) for (s, t), (mem, time) in inner.items()]
-        edges.append(Edge(0, base + 1, *(each.copy() for each in to_hub)))
-        if layer:
-            edges.append(Edge(base - 1, base, *(each.copy() for each in between)))
-    return Problem(tuple(nodes), tuple(edges))
+from .problems import real_points
+from .test_folding import parts
 
 
 def arrays(problem: Problem):
@@ -53,7 +32,7 @@ def test_equal_arrays_become_the_first_of_them_and_others_stay():
 
 @pytest.mark.parametrize("seed", first(10, range(500)))
 def test_interned_is_equal_and_has_each_content_once(seed):
-    problem = repeated(seed)
+    problem = parts(seed)
     result = interned(problem)
     assert all(np.array_equal(a, b) for a, b in zip(arrays(problem), arrays(result), strict=True))
     contents = {(a.shape, a.tobytes()) for a in arrays(result)}
@@ -66,7 +45,7 @@ def test_interned_is_equal_and_has_each_content_once(seed):
 
 @pytest.mark.parametrize("seed", first(10, range(500)))
 def test_presolve_is_the_same_whether_equal_arrays_are_one_object(seed):
-    problem = repeated(seed)
+    problem = parts(seed)
     one, other = without_replaceable(problem), without_replaceable(interned(problem))
     assert all(np.array_equal(a, b) for a, b in zip(arrays(one), arrays(other), strict=True))
     try:
@@ -81,7 +60,7 @@ def test_presolve_is_the_same_whether_equal_arrays_are_one_object(seed):
 @pytest.mark.parametrize("seed", first(10, range(1000)))
 def test_repeated_parts_are_searched_as_others_are(seed):
     """The two algorithms agree, and with enumeration where there are few strategies."""
-    problem = repeated(seed)
+    problem = parts(seed)
     try:
         found = search(problem)
     except InfeasibleError:
@@ -92,8 +71,4 @@ def test_repeated_parts_are_searched_as_others_are(seed):
     if np.prod([float(node.n_states) for node in problem.nodes]) <= 1 << 16:
         names.append("exhaustive")
     for name in names:
-        other = search(problem, name)
-        assert np.array_equal(found.mem_bytes, other.mem_bytes)
-        assert np.array_equal(found.time_ns, other.time_ns)
-    for mem, time_ns, strategy in zip(found.mem_bytes, found.time_ns, found.strategies, strict=True):
-        assert problem.cost(strategy.tolist()) == (mem, time_ns)
+        assert real_points(problem, search(problem, name)) == real_points(problem, found)

@@ -10,15 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensoropt.ft import Budget, InfeasibleError, LowerBound, search
+from tensoropt.ft import Budget, InfeasibleError, search
 from tensoropt.ft.weighted.lagrangian import Found, Line, lagrangian, staircase
 from tensoropt.ft.weighted.weighted_search import TimeIsUpError, WeightedSearch
 
-from .problems import SHAPES, Costs, build, chain_pairs, random_problem, resnet_pairs
-
-
-def below(bound: LowerBound, mem: np.ndarray, time_ns: np.ndarray) -> np.ndarray:
-    return ((bound.mem_bytes <= mem[:, None]) & (bound.time_ns <= time_ns[:, None])).any(axis=1)
+from .problems import SHAPES, Costs, build, chain_pairs, random_problem, real_points, resnet_pairs
+from .test_bounds import below
 
 
 def corners_of_hull(mem: list[int], time_ns: list[int]) -> set[tuple[int, int]]:
@@ -50,9 +47,7 @@ def test_every_strategy_is_above_the_staircase(max_cells: int, everything: bool)
             continue
         hull = lagrangian(WeightedSearch(problem, max_cells))
         assert below(hull.bound, true.mem_bytes, true.time_ns).all()
-        found = hull.found
-        for mem, time_ns, strategy in zip(found.mem.tolist(), found.time.tolist(), found.strategies, strict=True):
-            assert problem.cost(strategy.tolist()) == (mem, time_ns)
+        real_points(problem, hull.found)
         if hull.search.plan.exact and max(true.mem_bytes.max(), true.time_ns.max()) < 1 << 12:
             n_exact += 1
             corners = corners_of_hull(true.mem_bytes.tolist(), true.time_ns.tolist())
@@ -107,8 +102,7 @@ def test_a_search_that_is_thinned_is_bounded_by_lines_too() -> None:
     assert "Lagrangian" not in alone.bound.source
     assert both.worst_gap < alone.worst_gap / 2
     assert below(both.bound, true.mem_bytes, true.time_ns).all()
-    for mem, time_ns, strategy in zip(both.mem_bytes.tolist(), both.time_ns.tolist(), both.strategies, strict=True):
-        assert problem.cost(strategy.tolist()) == (mem, time_ns)
+    real_points(problem, both)
 
 
 def test_lines_stop_at_the_deadline() -> None:

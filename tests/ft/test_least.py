@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable
@@ -18,17 +17,10 @@ from tensoropt.ft.weighted.min_plus import min_plus, weigh
 from tensoropt.ft.weighted.passes import Shares, WeightedPass
 from tensoropt.ft.weighted.weighted_search import TimeIsUpError, WeightedSearch, mixed
 
-from .problems import SHAPES, Costs, build, random_problem, resnet_pairs
+from .problems import SHAPES, Costs, all_strategies, build, random_problem, resnet_pairs
+from .test_folding import apart
 
 WEIGHTS = ((1, 0), (0, 1), (1, 1), (3, 7), (1000, 1))
-
-
-def all_strategies(problem: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All allowed strategies with their costs."""
-    strategies = np.array(list(itertools.product(*(range(node.n_states) for node in problem.nodes))), np.int64)
-    costs = np.array([problem.cost(strategy) for strategy in strategies.tolist()], dtype=object)
-    allowed = (costs < INFEASIBLE).all(axis=1)
-    return strategies[allowed], costs[allowed, 0], costs[allowed, 1]
 
 
 def small_problem(seed: int) -> Problem:
@@ -194,16 +186,12 @@ def test_layers_that_are_alike_are_searched_once(max_cells: int) -> None:
     edges = [Edge(e.source + at, e.target + at, e.mem_bytes, e.time_ns) for at in starts for e in layer.edges]
     edges += [Edge(at, 3 + at, joint.mem_bytes, joint.time_ns) for at in starts[:-1]]
     shared = Problem(nodes, tuple(edges))
-    copies = Problem(
-        tuple(Node(n.name, n.mem_bytes.copy(), n.time_ns.copy()) for n in nodes),
-        tuple(Edge(e.source, e.target, e.mem_bytes.copy(), e.time_ns.copy()) for e in edges),
-    )
-    together, apart = WeightedSearch(shared, max_cells), WeightedSearch(copies, max_cells)
+    together, alone = WeightedSearch(shared, max_cells), WeightedSearch(apart(shared), max_cells)
     given = len(together.plan.costs)
     assert len(set(together.plan.same[given:])) < (len(together.plan.same) - given) * 2 / 3
-    apart.plan.same[:] = range(len(apart.plan.same))
+    alone.plan.same[:] = range(len(alone.plan.same))
     for weights in WEIGHTS:
-        one, other = (search.marginals(weights) for search in (together, apart))
+        one, other = (search.marginals(weights) for search in (together, alone))
         assert one.least.bound == other.least.bound
         assert [m.tolist() for m in one.nodes] == [m.tolist() for m in other.nodes]
     if together.plan.exact:
@@ -215,7 +203,7 @@ def test_layers_that_are_alike_are_searched_once(max_cells: int) -> None:
             variable: [share + np.floor(move / 2) for share, move in zip(first.own[variable][1:], those, strict=True)]
             for variable, those in moves.items()
         }
-        one, other = (WeightedPass(search.setting, weights, Shares(own, is_even=True)) for search in (together, apart))
+        one, other = (WeightedPass(search.setting, weights, Shares(own, is_even=True)) for search in (together, alone))
         assert one.folds and one.total == other.total
         pairs = zip(one.marginals(False).nodes, other.marginals(False).nodes, strict=True)
         assert all((mine == its).all() for mine, its in pairs)

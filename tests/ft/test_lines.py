@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from itertools import product
 
 import numpy as np
 import pytest
 from helpers.large import first
-from scipy.optimize import linprog
 
-from tensoropt.ft import INFEASIBLE
 from tensoropt.ft.nonadditive.lines import NEAR, Lines, lines_within
 from tensoropt.ft.nonadditive.segment_memory import Transient, summed
 from tensoropt.ft.problem import Problem
 from tensoropt.ft.weighted.lagrangian import Found
 
-from .test_relaxations import costs_of, drawn
-
-
-def enumerated(seed: int) -> tuple[Problem, Transient, np.ndarray] | None:
-    """A random problem and its allowed strategies; None where there are none or very many."""
-    problem, transient = drawn(seed)
-    strategies = np.array(list(product(*(range(node.n_states) for node in problem.nodes))), np.int32)[:20_000]
-    mem, time_ns = costs_of(problem, transient, strategies)
-    allowed = strategies[np.maximum(mem, time_ns) < INFEASIBLE]
-    return None if len(strategies) == 20_000 or not len(allowed) else (problem, transient, allowed)
+from .test_bounds import below
+from .test_matrix_game import value
+from .test_relaxations import costs_of, enumerated
 
 
 def costed(problem: Problem, transient: Transient, strategies: np.ndarray) -> Found:
@@ -50,7 +40,7 @@ def test_no_strategy_is_below_the_bound(seed: int) -> None:
     )
     bound, found = lines.bound, lines.found
     mem, time_ns = costs_of(problem, transient, strategies)
-    assert ((bound.mem_bytes <= mem[:, None]) & (bound.time_ns <= time_ns[:, None])).any(axis=1).all()
+    assert below(bound, mem, time_ns).all()
     found_mem, found_time = costs_of(problem, transient, found.strategies)
     np.testing.assert_array_equal(found.mem, found_mem)
     np.testing.assert_array_equal(found.time, found_time)
@@ -76,11 +66,5 @@ def test_a_corner_is_excluded_where_any_weights_exclude_it(seed: int) -> None:
     for mem, time_ns in tried:
         reached = float(lines.reached(np.array([mem]), np.array([time_ns]))[0])
         inverse = np.append(np.full(len(of_all) - 1, 1 / mem), 1 / time_ns)
-        costs = (of_all * inverse[:, None]).T
-        best = linprog(
-            np.append(np.zeros(len(inverse)), -1.0),
-            A_ub=np.column_stack([-costs, np.ones(len(costs))]), b_ub=np.zeros(len(costs)),
-            A_eq=np.append(np.ones(len(inverse)), 0.0)[None], b_eq=[1.0],
-            bounds=[(0, None)] * len(inverse) + [(None, None)],
-        ).x[-1]  # fmt: skip
+        best = value(of_all * inverse[:, None])
         assert reached > 1 or reached >= best - NEAR - 1e-9

@@ -11,16 +11,11 @@ from tensoropt.ft.tables import contract
 from tensoropt.ft.tables.contract import Points
 from tensoropt.ft.tables.table import Table
 
+from .test_guided import table_of
+
 
 def table(rng: np.random.Generator, n_cells: int, limit: int, longest: int) -> Table:
-    frontiers = []
-    for _ in range(n_cells):
-        mem, time = rng.integers(0, limit, (2, int(rng.integers(1, longest + 1))))
-        kept = reduce_unsorted(mem, time)
-        frontiers.append((mem[kept], time[kept]))
-    offsets = np.cumsum([0] + [len(mem) for mem, _ in frontiers])
-    states = np.arange(n_cells, dtype=np.int32)[:, None]
-    return Table((0,), states, offsets, *(np.concatenate(part) for part in zip(*frontiers, strict=True)))
+    return table_of([rng.integers(0, limit, (int(rng.integers(1, longest + 1)), 2)) for _ in range(n_cells)])
 
 
 @pytest.mark.parametrize("limit", [3, 20, 1000, 10**9, 1 << 54])

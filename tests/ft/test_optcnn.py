@@ -9,8 +9,8 @@ from tensoropt.ft import InfeasibleError, Problem, search
 from tensoropt.ft.reference.optcnn import least_time
 from tensoropt.ft.weighted.weighted_search import WeightedSearch
 
-from .problems import Costs, build, chain_pairs, resnet_pairs
-from .test_least import all_strategies, entangled_problem, small_problem
+from .problems import Costs, all_strategies, build, chain_pairs, resnet_pairs
+from .test_least import entangled_problem, small_problem
 
 SERIAL = Costs(10**6, interfaces=0.8)
 

@@ -1,4 +1,4 @@
-"""The laws of the Pareto semiring, against a check of dominance by definition."""
+"""The operations of the Pareto semiring, against a check of dominance by definition, from which its laws follow."""
 
 from __future__ import annotations
 
@@ -27,13 +27,9 @@ def minimal(pairs: Points) -> Points:
     return [p for p in distinct if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in distinct)]
 
 
-def reduced(pairs: Points) -> Points:
-    kept = reduce_unsorted(*arrays(pairs))
-    return [pairs[index] for index in kept]
-
-
 @given(points)
 def test_reduce_keeps_the_minimal_points_once_by_lowest_index(pairs: Points) -> None:
+    """Hence it is idempotent, and doesn't depend on the order."""
     kept = reduce_unsorted(*arrays(pairs)).tolist()
     assert [pairs[index] for index in kept] == minimal(pairs)
     assert kept == [pairs.index(pair) for pair in minimal(pairs)]
@@ -43,19 +39,6 @@ def test_reduce_keeps_the_minimal_points_once_by_lowest_index(pairs: Points) -> 
 def test_reduce_of_sorted_points_is_the_same(pairs: Points) -> None:
     ordered = sorted(pairs)
     assert reduce_sorted(*arrays(ordered)).tolist() == reduce_unsorted(*arrays(ordered)).tolist()
-
-
-@given(points)
-def test_reduce_is_idempotent(pairs: Points) -> None:
-    once = reduced(pairs)
-    assert reduced(once) == once
-
-
-@given(points, st.randoms())
-def test_reduce_does_not_depend_on_order(pairs: Points, random) -> None:
-    shuffled = list(pairs)
-    random.shuffle(shuffled)
-    assert reduced(shuffled) == reduced(pairs)
 
 
 @given(points, points)
@@ -72,15 +55,6 @@ def test_union_is_both_with_their_origins(a: Points, b: Points) -> None:
     got = list(zip(mem.tolist(), time.tolist(), strict=True))
     assert got == minimal(a + b)
     assert got == [(a + b)[index] for index in origin]
-
-
-@given(points, points, points)
-def test_product_distributes_over_union(a: Points, b: Points, c: Points) -> None:
-    def times(x: Points, y: Points) -> Points:
-        mem, time, _, _ = product(*arrays(x), *arrays(y))
-        return list(zip(mem.tolist(), time.tolist(), strict=True))
-
-    assert times(a, reduced(b + c)) == reduced(times(a, b) + times(a, c))
 
 
 @pytest.mark.parametrize(

@@ -6,48 +6,22 @@ choices, at equal distances.
 
 import os
 import sys
+from pathlib import Path
 
 os.environ["TF_NUM_INTRAOP_THREADS"] = "1"
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from collections.abc import Iterator
-from dataclasses import replace
-
-import numpy as np
+from benchmarks.random_plans import chosen_plans
 
 from tensoropt import zoo
-from tensoropt.ft import Budget, Frontier
-from tensoropt.ft.problem import INFEASIBLE
+from tensoropt.ft import Budget
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 from tensoropt.runtime.measuring.local_hardware import prepared_processes
-from tensoropt.search.candidates.plan_points import frontier_of_whole
 from tensoropt.search.frontiers.find_frontier import find_frontier
-from tensoropt.search.frontiers.model_frontier import ModelFrontier
 from tensoropt.search.request import Request
 from tensoropt.tools.offline import record
 from tensoropt.tools.plan_check import check_plan
-
-
-def random_plans(frontier: ModelFrontier, n: int) -> Iterator[Plan]:
-    """Half of the operators as at some point of the frontier, the others by any config."""
-    rng, problem = np.random.default_rng(0), frontier.built.problem
-    for _ in range(n):
-        states = frontier.found.strategies[rng.integers(len(frontier.found))].copy()
-        for node in np.flatnonzero(rng.random(len(states)) < 0.5):
-            states[node] = rng.integers(problem.nodes[node].n_states)
-        for edge in problem.edges:
-            # The choices about a copy depend on how its source is left.
-            possible = np.flatnonzero(edge.time_ns[states[edge.source]] < INFEASIBLE)
-            if states[edge.target] not in possible:
-                states[edge.target] = rng.choice(possible)
-        mem_bytes, time_ns = (np.array([cost], np.int64) for cost in problem.cost(states.tolist()))
-        yield frontier_of_whole(replace(frontier, found=Frontier(mem_bytes, time_ns, states[None], {}, "random"))).plan(0)
-
-
-def points(frontier: ModelFrontier, n: int) -> Iterator[Plan]:
-    """Points of the frontier from the least memory to the least time."""
-    return map(frontier_of_whole(frontier).plan, np.linspace(0, len(frontier) - 1, n).astype(int))
-
 
 # Tensors of 256 KiB and more: the profiler sees all of them.
 MODELS = {
@@ -65,8 +39,8 @@ if processes.rank == 0:
     without = frozenset(["reuse", "remat"] if kind == "random" else [])
     asked = Request(recorded.model, hardware, None, without=without, budget=Budget(seconds=1.0))
     frontier = find_frontier(asked, processes.size)
-    found = (random_plans if kind == "random" else points)(frontier, int(n_plans))
-    plans = [plan.to_json() for plan in found]
+    found = chosen_plans(frontier, *((int(n_plans), 0) if kind == "random" else (0, int(n_plans))))
+    plans = [plan.to_json() for _, plan in found]
 for number, value in enumerate(processes.broadcast(plans)):
     plan = Plan.from_json(value)
     check = check_plan(plan, recorded.model, recorded.first_values(), processes, 1, hardware)

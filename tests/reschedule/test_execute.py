@@ -11,21 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles.layouts import all_layouts
 from oracles.shards import gather, scatter
-from oracles.steps import legal_steps
+from oracles.steps import legal_steps, step_between
 
 from tensoropt.reschedule.layout import Layout
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import Path
 from tensoropt.reschedule.rank_steps import RankPath, rank_step
 from tensoropt.reschedule.simulate import simulate_all_reduce, simulate_step
-from tensoropt.reschedule.steps import Step
 from tensoropt.reschedule.summing import reduce_in_order
 from tensoropt.runtime.collectives.single import SingleCommunicator
-
-
-def the_step(mesh: Mesh, source: str, target: str, shape: tuple[int, ...]) -> Step:
-    steps = legal_steps(Layout.parse(mesh, source), shape)
-    return next(step for step in steps if str(step.target) == target)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16, np.int32])
@@ -46,7 +40,7 @@ def test_every_step_in_every_dtype(mesh: Mesh, dtype: type) -> None:
 def test_infinities_survive_keep_and_pad(target: str) -> None:
     mesh, array = Mesh.of(2, 2), np.array([np.inf, -np.inf, np.nan, 1.0, -2.0])
     for source in {"[-] +a": ["[-]", "[a]"], "[-] +ab": ["[-]", "[ab]", "[ba]"]}[target]:
-        step = the_step(mesh, source, target, array.shape)
+        step = step_between(mesh, source, target, array.shape)
         shards = simulate_step(step, array.shape, scatter(array, step.source))
         assert sum(shard.size - np.isfinite(shard).sum() for shard in shards) == 3 * (4 // mesh.size_of(step.axes))
         assert np.array_equal(gather(shards, step.target, array.shape), array, equal_nan=True)
@@ -54,14 +48,14 @@ def test_infinities_survive_keep_and_pad(target: str) -> None:
 
 def test_keep_holds_the_value_once() -> None:
     mesh = Mesh.of(2, 2)
-    step = the_step(mesh, "[b]", "[b] +a", (3,))
+    step = step_between(mesh, "[b]", "[b] +a", (3,))
     shards = [rank_step(step, (3,), rank).apply_local(shard) for rank, shard in enumerate(scatter(np.ones(3), step.source))]
     assert [shard.tolist() for shard in shards] == [[1], [1, 1], [0], [0, 0]]
 
 
 def test_shards_are_ordered_by_rank_whatever_the_order_of_axes() -> None:
     mesh, shape = Mesh.of(2, 3), (7,)
-    step = the_step(mesh, "[ba]", "[-]", shape)
+    step = step_between(mesh, "[ba]", "[-]", shape)
     shards = scatter(np.arange(7.0), step.source)
     sent = [rank_step(step, shape, rank).pack(shard) for rank, shard in enumerate(shards)]
     assert all(len(to_members) == 6 for to_members in sent)
@@ -71,14 +65,14 @@ def test_shards_are_ordered_by_rank_whatever_the_order_of_axes() -> None:
 def test_sends_are_views_where_they_follow_in_memory() -> None:
     mesh = Mesh.of(2, 2)
     local = np.arange(35.0).reshape(5, 7)
-    leading = rank_step(the_step(mesh, "[-, -] +a", "[a, -]", (5, 7)), (5, 7), 0).pack(local)
+    leading = rank_step(step_between(mesh, "[-, -] +a", "[a, -]", (5, 7)), (5, 7), 0).pack(local)
     assert [shard.shape for shard in leading] == [(2, 7), (3, 7)] and all(np.shares_memory(p, local) for p in leading)
-    overlappable = rank_step(the_step(mesh, "[-, -] +a", "[-, a]", (5, 7)), (5, 7), 0).pack(local)
+    overlappable = rank_step(step_between(mesh, "[-, -] +a", "[-, a]", (5, 7)), (5, 7), 0).pack(local)
     assert [shard.shape for shard in overlappable] == [(5, 3), (5, 4)] and not np.shares_memory(overlappable[0], local)
     assert overlappable[0].base is overlappable[1].base, "one buffer, so that it is sent without another copy"
     strided = np.asfortranarray(local)
     for given_local in (strided, local[:, ::-1]):
-        again = rank_step(the_step(mesh, "[-, -] +a", "[a, -]", (5, 7)), (5, 7), 0).pack(given_local)
+        again = rank_step(step_between(mesh, "[-, -] +a", "[a, -]", (5, 7)), (5, 7), 0).pack(given_local)
         assert all(shard.flags.c_contiguous for shard in again)
         assert np.array_equal(np.concatenate(again), given_local)
 
@@ -103,9 +97,9 @@ def test_copies_are_counted_where_parts_do_not_follow_in_memory(shape: tuple[int
 def test_a_shard_of_the_wrong_shape_is_refused() -> None:
     mesh = Mesh.of(2, 2)
     with pytest.raises(ValueError, match=r"all_gather got a shard of shape \(3, 7\), expected \(2, 7\)"):
-        rank_step(the_step(mesh, "[a, -]", "[-, -]", (5, 7)), (5, 7), 0).pack(np.zeros((3, 7)))
+        rank_step(step_between(mesh, "[a, -]", "[-, -]", (5, 7)), (5, 7), 0).pack(np.zeros((3, 7)))
     with pytest.raises(ValueError, match=r"slice got a shard of shape \(3, 7\), expected \(5, 7\)"):
-        rank_step(the_step(mesh, "[-, -]", "[a, -]", (5, 7)), (5, 7), 0).apply_local(np.zeros((3, 7)))
+        rank_step(step_between(mesh, "[-, -]", "[a, -]", (5, 7)), (5, 7), 0).apply_local(np.zeros((3, 7)))
 
 
 def test_an_empty_path_hands_back_what_it_got() -> None:

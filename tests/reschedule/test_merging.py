@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.layouts import all_layouts
 from oracles.shards import scatter
-from oracles.steps import legal_steps
+from oracles.steps import legal_steps, step_between
 
-from tensoropt.reschedule.layout import Layout
 from tensoropt.reschedule.merging import with_all_reduces_of_pairs
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import Path
@@ -47,12 +48,8 @@ def test_merged_paths_give_the_same_bits(path: Path, seed: int) -> None:
 
 def path_of(mesh: Mesh, *layouts: str) -> Path:
     """The path of a matrix through these layouts."""
-    shape, (source, *others) = (4, 6), [Layout.parse(mesh, text) for text in layouts]
-    steps, at = [], source
-    for target in others:
-        steps.append(next(step for step in legal_steps(at, shape) if step.target == target))
-        at = target
-    return Path(source, at, tuple(steps), shape)
+    steps = tuple(step_between(mesh, *each, (4, 6)) for each in pairwise(layouts))
+    return Path(steps[0].source, steps[-1].target, steps, (4, 6))
 
 
 @pytest.mark.parametrize(

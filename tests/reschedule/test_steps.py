@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from oracles.layouts import all_layouts, all_states
-from oracles.steps import legal_steps
+from oracles.steps import legal_steps, step_between
 
 from tensoropt.reschedule.cheapest.layout_graph import layout_graph
 from tensoropt.reschedule.layout import Layout
@@ -101,9 +101,7 @@ def test_steps_say_what_they_do() -> None:
 )
 def test_bytes_of_the_largest_rank(source: str, target: str, n_elements: int) -> None:
     mesh, shape = Mesh.of(2, 2), (5, 7)
-    layouts = Layout.parse(mesh, source), Layout.parse(mesh, target)
-    [step] = [step for step in legal_steps(layouts[0], shape) if step.target == layouts[1]]
-    assert step.n_bytes(shape, 8) == n_elements * 8
+    assert step_between(mesh, source, target, shape).n_bytes(shape, 8) == n_elements * 8
 
 
 @pytest.mark.parametrize("runs", [None, 1, 2])
