@@ -281,8 +281,7 @@ class Measured:
 
 def runs_of(name: str, hardware: Hardware, processes: Processes, arguments: argparse.Namespace) -> Measured:
     """Run every plan, measure the noise, and compare the fastest plans."""
-    function, sizes = MODELS[name]
-    recorded = record(lambda: getattr(zoo, function)(**sizes), name, "momentum")
+    recorded = recorded_of(name)
     speed, network = Speed(processes), NetworkSpeed(processes, hardware)
     plans, then_s = planned(recorded, hardware, processes, arguments, speed)
     repeated_at = set(np.linspace(0, len(plans) - 1, REPEATS).round().astype(int).tolist())
@@ -335,15 +334,27 @@ def row(name: str, measured: Measured) -> list[str]:
     return cells + [f"{ratio:.2f}" for ratio in measured.compared]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def recorded_of(name: str) -> Recorded:
+    """Return one of ``MODELS``, trained by momentum."""
+    function, sizes = MODELS[name]
+    return record(lambda: getattr(zoo, function)(**sizes), name, "momentum")
+
+
+def parser_of(text: str, n_random: int, n_frontier: int, budget: str) -> argparse.ArgumentParser:
+    """Return the arguments that say what plans are compared, on what hardware."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--random", type=int, default=20)
-    parser.add_argument("--frontier", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--budget", default="60s")
+    parser.add_argument("--random", type=int, default=n_random)
+    parser.add_argument("--frontier", type=int, default=n_frontier)
+    parser.add_argument("--budget", default=budget)
     parser.add_argument("--hardware", type=Path)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="write predictions and measured times")
+    return parser
+
+
+def main() -> None:
+    parser = parser_of(__doc__, 20, 10, "60s")
+    parser.add_argument("--steps", type=int, default=10)
     arguments = parser.parse_args()
     processes = prepared_processes()
     hardware = Hardware.load(arguments.hardware) if arguments.hardware else hardware_here(processes)

@@ -19,11 +19,10 @@ from dataclasses import replace
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 
 import numpy as np
-from cost_error import MODELS, PERCENTILES
+from cost_error import MODELS, PERCENTILES, recorded_of
 from random_plans import chosen_plans
 from tabulate import tabulate
 
-from tensoropt import zoo
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import Hardware, Origin, named
 from tensoropt.runtime.measuring.local_hardware import prepared_processes
@@ -32,7 +31,6 @@ from tensoropt.search.candidates.plan_points import frontier_of_whole
 from tensoropt.search.candidates.search_candidates import search_with_stages
 from tensoropt.search.frontiers.find_frontier import find_baseline, find_frontier
 from tensoropt.search.request import Request
-from tensoropt.tools.offline import record
 from tensoropt.tools.plan_check import check_plan
 
 
@@ -49,8 +47,7 @@ def errors_of(
     name: str, hardware: Hardware, processes: Processes, n_random: int, n_frontier: int, n_micro_batches: int, n_stages: int
 ) -> np.ndarray:
     """Return relative errors, float[plans, 2], of Equation (1) and of the peak; every rank must call it."""
-    function, sizes = MODELS[name]
-    recorded = record(lambda: getattr(zoo, function)(**sizes), name, "momentum")
+    recorded = recorded_of(name)
     plans = []
     if processes.rank == 0:
         request = Request(recorded.model, hardware, None, micro_batches=n_micro_batches)

@@ -22,21 +22,18 @@ import argparse
 import json
 import os
 from itertools import combinations
-from pathlib import Path
 
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 
 import numpy as np
-from cost_error import MODELS, Speed, planned
+from cost_error import Speed, parser_of, planned, recorded_of
 from scipy.stats import kendalltau
 from tabulate import tabulate
 
-from tensoropt import zoo
 from tensoropt.profiling.hardware import Hardware
 from tensoropt.runtime.execute import MPI
 from tensoropt.runtime.measuring.local_hardware import hardware_here, prepared_processes
 from tensoropt.runtime.ranks import Processes
-from tensoropt.tools.offline import record
 from tensoropt.tuning.interleaved_timing import COUNTED, interleaved_seconds
 
 PREDICTIONS = ("simulated", "sum")
@@ -45,8 +42,7 @@ APART = 0.02
 
 def measured(name: str, hardware: Hardware, processes: Processes, arguments: argparse.Namespace) -> dict[str, list]:
     """Return of each plan its kind, its predicted seconds and those of all its steps; every rank must call it."""
-    function, sizes = MODELS[name]
-    recorded = record(lambda: getattr(zoo, function)(**sizes), name, "momentum")
+    recorded = recorded_of(name)
     choices, _ = planned(recorded, hardware, processes, arguments, Speed(processes))
     plans = [choice.plan for choice in choices]
     seconds = interleaved_seconds(plans, recorded.model, recorded.first_values, processes, MPI, arguments.turns)
@@ -93,14 +89,8 @@ def row(name: str, values: dict[str, list]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--random", type=int, default=14)
-    parser.add_argument("--frontier", type=int, default=5)
+    parser = parser_of(__doc__, 14, 5, "15s")
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--budget", default="15s")
-    parser.add_argument("--hardware", type=Path)
-    parser.add_argument("--json", type=Path, help="write predictions and all measured steps")
     arguments = parser.parse_args()
     processes = prepared_processes()
     hardware = Hardware.load(arguments.hardware) if arguments.hardware else hardware_here(processes)

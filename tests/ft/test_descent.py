@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tensoropt.ft import INFEASIBLE, Edge, Node, Problem, search
-from tensoropt.ft.nonadditive.local_search import Descent, _groups
+from tensoropt.ft.nonadditive.local_search import Descent
 from tensoropt.ft.nonadditive.segment_memory import SegmentMemory, Transient
 from tensoropt.ft.pareto import reduce_unsorted
 
@@ -107,15 +107,3 @@ def test_local_search_finds_free_memory_in_segments_that_are_not_the_largest() -
     exact = reduce_unsorted(all_mem, all_time)
     assert (mem.tolist(), time_ns.tolist()) == (all_mem[exact].tolist(), all_time[exact].tolist())
     assert (len(charged), len(mem)) == (7, 10)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_groups_of_equal_rows_are_those_of_numpy(seed: int):
-    rng = np.random.default_rng(seed)
-    different = rng.integers(0, 400, (rng.integers(1, 9), 12)).astype(np.int32)
-    rows = different[rng.integers(0, len(different), 64)][:, rng.choice(12, rng.integers(1, 12), replace=False)]
-    states, member = np.unique(rows, axis=0, return_inverse=True)
-    for number, (row, which) in enumerate(_groups(rows)):
-        np.testing.assert_array_equal(row, states[number])
-        np.testing.assert_array_equal(which, np.flatnonzero(member.reshape(-1) == number))
-    assert number == len(states) - 1

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
-from tensoropt.ft import Budget, Frontier, InfeasibleError, LowerBound, Problem, search
+from tensoropt.ft import Budget, Frontier, InfeasibleError, Problem, search
 from tensoropt.ft import guided as guided_module
 from tensoropt.ft.elimination.table_graph import TooLargeError
 from tensoropt.ft.elimination.tracking import Limits, track
@@ -19,7 +19,6 @@ from tensoropt.ft.guided import Guide
 from tensoropt.ft.pareto import reduce_unsorted
 from tensoropt.ft.tables.table import NO_SLACK, Slack, Table
 from tensoropt.ft.tables.thinning import Thinning, thinned
-from tensoropt.ft.weighted.lagrangian import Hull
 
 from .problems import Costs, build, random_problem, real_points, resnet_pairs
 from .test_bounds import assert_within, below
@@ -52,25 +51,6 @@ def test_a_guide_finds_real_strategies_above_a_true_bound(seed: int) -> None:
         assert below(bound, true.mem_bytes, true.time_ns).all()
         got = Frontier(found.mem, found.time, found.strategies, {}, "ft-ldp", bound)
         assert_within(true, got, (1 + got.worst_gap) * (1 + 1e-9))
-
-
-def test_a_line_that_is_too_high_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Hull.bound.fget  # type: ignore[attr-defined]
-
-    def too_high(hull: Hull) -> LowerBound:
-        bound = right(hull)
-        return LowerBound(bound.mem_bytes + bound.mem_bytes // 10 + 1, bound.time_ns + bound.time_ns // 10 + 1, "wrong")
-
-    monkeypatch.setattr(Hull, "bound", property(too_high))
-    caught = 0
-    for seed in range(4):
-        problem = layered(seed, 2)
-        true = search(problem, budget=Budget(max_table_cells=1 << 20))
-        guide = guide_of(problem)
-        guide.round()
-        assert guide.bound is not None
-        caught += not below(guide.bound, true.mem_bytes, true.time_ns).all()
-    assert caught == 4
 
 
 def test_more_blocks_leave_a_smaller_gap() -> None:

@@ -17,12 +17,10 @@ from helpers.large import first
 from helpers.zoo import Built, cnn, mlp, record
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
+from tensoropt.costs.model_costs import costing_of
 
-from tensoropt.costs.operator_costs import OperatorCosting
-from tensoropt.costs.resharding_costs import ReshardingCosting
 from tensoropt.ft import INFEASIBLE, Budget, Problem, search
 from tensoropt.profiling import hardware
-from tensoropt.profiling.hardware_costs import CollectiveCosts, OperatorCosts
 from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.sharding.model import Model
 
@@ -109,9 +107,7 @@ def problem_of(function: Callable[[], Built], n_devices: int) -> Problem:
     model: Model = record(function, "momentum").model
     described = hardware.named("v100-2x8")
     mesh = described.mesh(n_devices)
-    reshardings = ReshardingCosting(mesh, CollectiveCosts(described, mesh))
-    costing = OperatorCosting(model.graph, model.backward, OperatorCosts(described), reshardings)
-    return ProblemBuilder(costing, mesh).build().problem
+    return ProblemBuilder(costing_of(model, described, mesh), mesh).build().problem
 
 
 def attention_block(api: Any = tf.compat.v1) -> Built:

@@ -1,4 +1,4 @@
-"""Parts of costs for which the cheapest strategy is as dear as can be: against HiGHS, and by hand."""
+"""Parts of costs for which the cheapest strategy is as dear as can be: against HiGHS."""
 
 from __future__ import annotations
 
@@ -28,17 +28,11 @@ def test_no_parts_are_better(seed: int) -> None:
     costs = rng.random(shape) * rng.choice([1e-3, 1.0, 50.0], (shape[0], 1))
     costs = np.round(costs, 1) if seed % 4 == 0 else costs  # ties and zeros
     costs[:, 0] = costs[:, -1]
+    if seed % 50 == 1:
+        costs[:] = 0.0
     if seed % 5 == 0:
         costs[0] = 0.0  # as of a corner without a limit
     parts, least = best_parts(costs)
     assert (parts >= 0).all() and abs(parts.sum() - 1) < 1e-9
     assert least == (parts @ costs).min()
     assert abs(least - value(costs)) < 1e-7 * max(1.0, costs.max())
-
-
-def test_by_hand() -> None:
-    parts, least = best_parts(np.array([[1.0, 3.0], [3.0, 1.0]]))
-    np.testing.assert_allclose(parts, 0.5)
-    assert least == pytest.approx(2.0)
-    assert best_parts(np.array([[2.0, 3.0], [1.0, 4.0]]))[1] == pytest.approx(2.0)
-    assert best_parts(np.zeros((3, 2)))[1] == 0.0

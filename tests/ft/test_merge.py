@@ -8,7 +8,6 @@ import pytest
 from tensoropt.ft import INFEASIBLE
 from tensoropt.ft.pareto import product, reduce_unsorted
 from tensoropt.ft.tables import contract
-from tensoropt.ft.tables.contract import Points
 from tensoropt.ft.tables.table import Table
 
 from .test_guided import table_of
@@ -41,10 +40,3 @@ def test_merged_arcs_are_all_sums_reduced(limit: int, longest: int) -> None:
             mem, time = mem[allowed], time[allowed]
             expected += [(wanted, mem[k], time[k]) for k in reduce_unsorted(mem, time)]
         assert list(zip(got.target, got.mem, got.time, strict=True)) == expected
-
-
-def test_points_are_joined_part_after_part() -> None:
-    one, two = (Points(*(np.arange(n) + 10 * column for column in range(5))) for n in (1, 2))
-    assert Points.concatenate([one]) is one
-    joined = Points.concatenate([one, two])
-    assert joined.target.tolist() == [0, 0, 1] and joined.b_point.tolist() == [40, 40, 41]

@@ -20,7 +20,7 @@ from tensoropt.search.request import Request
 from tensoropt.search.stages.cuts import MOST_PLACES, Cut, _Places, balanced
 from tensoropt.search.stages.memory import ends_of, is_divided
 from tensoropt.search.stages.placement import Block, blocks_of
-from tensoropt.search.stages.times import OperatorTimes, TimesBySize, estimated_us, messages, transfers, works
+from tensoropt.search.stages.times import OperatorTimes, TimesBySize, messages, transfers, works
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.stages import Stages
 
@@ -40,32 +40,6 @@ def times_of(model: Model, hardware: Hardware, n: int = N) -> OperatorTimes:
 def halves(model: Model, hardware: Hardware) -> Cut:
     """Return a model cut in two, on a device each."""
     return balanced([[Block(0, 1)], [Block(1, 1)]], TimesBySize(model, hardware, N))
-
-
-def of_all_cuts(model: Model, hardware: Hardware, times: OperatorTimes) -> dict[str, float]:
-    """Return the predicted time of a step for each single cut that leaves both stages something to train."""
-    found = {}
-    for op in model.graph.step_operators:
-        stages = Stages(model, (op.name,))
-        try:
-            if op.operands and stages.models:
-                found[op.name] = estimated_us(stages, hardware, blocks_of((1, 1)), (times, times))
-        except InputError:
-            continue
-    return found
-
-
-@pytest.mark.parametrize(("name", "bytes_per_s"), first(4, [(n, speed) for speed in (1e8, 1e10) for n in models.FUNCTIONS]))
-def test_the_cut_is_the_best_of_all_where_all_are_tried(name: str, bytes_per_s: float) -> None:
-    model, hardware = models.recorded(name, "adam").model, slow_link(bytes_per_s)
-    times = times_of(model, hardware)
-    every = of_all_cuts(model, hardware, times)
-    if not every:
-        with pytest.raises(InputError, match="can't be cut"):
-            halves(model, hardware)
-        return
-    found = halves(model, hardware)
-    assert every[found.stages.cuts[0]] == pytest.approx(min(every.values()), rel=1e-9)
 
 
 @pytest.mark.parametrize(("name", "seed"), first(4, [(name, seed) for seed in range(5) for name in models.FUNCTIONS]))

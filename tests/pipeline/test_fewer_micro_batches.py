@@ -48,16 +48,18 @@ def request(name: str) -> Request:
 
 
 @cache
-def of_all_numbers(name: str) -> Frontier:
-    """Return a model's frontier in two stages, with all numbers of micro-batches searched."""
+def of_all(name: str, counts: tuple[int, ...]) -> Frontier:
+    """Return a model's frontier in these numbers of stages, with all cuts and numbers of micro-batches searched."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(by_bound, "bound_of_cut", lambda *given: NOTHING)
-        return find_with_stages(request(name), 4, (2,))
+        return find_with_stages(request(name), 4, counts)
 
 
+@pytest.mark.parametrize("counts", [(2,), (2, 4)])
 @pytest.mark.parametrize("name", CASES)
-def test_no_point_is_missed_where_numbers_are_left_out(name: str) -> None:
-    found, expected = find_with_stages(request(name), 4, (2,)), of_all_numbers(name)
+def test_numbers_and_cuts_that_are_left_out_have_no_minimal_point(name: str, counts: tuple[int, ...]) -> None:
+    found, expected = find_with_stages(request(name), 4, counts), of_all(name, counts)
+    assert points_of(expected.searched).are_beaten(points_of(found.searched))
     for point in expected.points_of:
         assert any(each.peak_bytes <= point.peak_bytes and each.time_us <= point.time_us for each in found.points_of)
     assert found.bound.time_ns[0] / 1e3 == expected.bound.time_ns[0] / 1e3
@@ -72,23 +74,8 @@ def test_numbers_that_are_left_out_are_told(monkeypatch: pytest.MonkeyPatch) -> 
     assert f"2 stages in {others} micro-batches are predicted to be beaten by what was searched" in found.summary()
 
 
-@cache
-def of_all_cuts(name: str) -> Frontier:
-    """Return a model's frontier in two and in four stages, with all cuts and numbers of micro-batches searched."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(by_bound, "bound_of_cut", lambda *given: NOTHING)
-        return find_with_stages(request(name), 4, (2, 4))
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_cuts_that_are_left_out_have_no_minimal_point(name: str) -> None:
-    found, expected = find_with_stages(request(name), 4, (2, 4)), of_all_cuts(name)
-    assert points_of(expected.searched).are_beaten(points_of(found.searched))
-    assert found.bound.time_ns[0] / 1e3 == expected.bound.time_ns[0] / 1e3
-
-
 def test_a_cut_is_left_out_only_if_found_points_need_no_more_than_it_in_time_and_memory() -> None:
-    found = of_all_numbers("mlp").searched
+    found = of_all("mlp", (2,)).searched
     first_found = found[0]
     sizes, n = [frontier.mesh.n_devices for frontier in first_found.frontiers], first_found.micro_batches
     cutting = Cutting(request("mlp"), {}, 4, None)

@@ -37,39 +37,30 @@ def assert_same_weights(found: list[np.ndarray], expected: list[np.ndarray]) -> 
         assert_close(one, other, 1e-9, f"weight {number}")
 
 
-@pytest.mark.large
 @pytest.mark.usefixtures("float64")
-def test_a_fit_is_that_of_keras(tmp_path: Path) -> None:
-    (x, y), plain = data(), network()
+@pytest.mark.parametrize("is_normalised", [True, pytest.param(False, marks=pytest.mark.large)])
+def test_a_fit_is_that_of_keras(is_normalised: bool, tmp_path: Path, everything: bool) -> None:
+    """With batch normalisation stages take the whole batch at once, with ``--all`` a last one of eight samples too."""
+    make = normalised_network if is_normalised else network
+    (x, y), plain = images(24 if everything else BATCH) if is_normalised else data(), make()
     plain.compile(**compiled())
     fitting = {"epochs": 2, "shuffle": False, "verbose": 0, "validation_data": (x[:8], y[:8])}
     expected = plain.fit(x, y, batch_size=BATCH, **fitting).history
-    trainer = parallelized()
-    found = trainer.fit(x, y, **fitting).history
-    assert_same(found, expected)
+    trainer = parallelized(2, 3, network=make, micro_batches=None) if is_normalised else parallelized()
+    assert_same(trainer.fit(x, y, **fitting).history, expected)
     assert_same_weights(trainer.get_weights(), plain.get_weights())
     x, y = x[:8], y[:8]
     assert_close(trainer.predict(x, verbose=0), plain.predict(x, verbose=0), 1e-9, "predictions")
+    if is_normalised:
+        assert "the batch at once" in trainer.plan.brief()
+        told = "on the whole batch: a step of this model can't be taken in 2 micro-batches"
+        assert told in trainer.plan.frontier.summary()
+        return
     assert_same(trainer.evaluate(x, y, return_dict=True, verbose=0), plain.evaluate(x, y, return_dict=True, verbose=0))
     trainer.save(tmp_path / "ckpt")
     other = parallelized(1, 2)
     other.load(tmp_path)
     assert_same_weights(other.get_weights(), plain.get_weights())
-
-
-@pytest.mark.usefixtures("float64")
-def test_batch_normalisation_is_that_of_keras(everything: bool) -> None:
-    """Stages take the whole batch at once, by ``--all`` a last one of eight samples too; moving statistics are weights."""
-    (x, y), plain = images(24 if everything else BATCH), normalised_network()
-    plain.compile(**compiled())
-    fitting = {"epochs": 2, "shuffle": False, "verbose": 0, "validation_data": (x[:8], y[:8])}
-    expected = plain.fit(x, y, batch_size=BATCH, **fitting).history
-    trainer = parallelized(2, 3, network=normalised_network, micro_batches=None)
-    assert "the batch at once" in trainer.plan.brief()
-    assert "on the whole batch: a step of this model can't be taken in 2 micro-batches" in trainer.plan.frontier.summary()
-    assert_same(trainer.fit(x, y, **fitting).history, expected)
-    assert_same_weights(trainer.get_weights(), plain.get_weights())
-    assert_close(trainer.predict(x[:8], verbose=0), plain.predict(x[:8], verbose=0), 1e-9, "predictions")
 
 
 @pytest.mark.large

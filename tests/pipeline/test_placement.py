@@ -160,8 +160,8 @@ def test_what_cannot_be_placed_gets_a_sentence(
     placed: tuple[str, str], arguments: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert search(tmp_path, *placed, *arguments) == 2
-    told = capsys.readouterr().err.strip().splitlines()
-    assert len(told) == 1 and said in told[0], told
+    (told,) = capsys.readouterr().err.strip().splitlines()
+    assert said in told
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 import accumulate.models as models
 import pytest
 from helpers import zoo
+from helpers.commands import said
 from helpers.mpirun import run_ranks
 from pipeline.staged import check_losses
 
@@ -23,7 +24,6 @@ from tensoropt.report.pages.page import DATA_ID
 from tensoropt.search.options import find_answer
 from tensoropt.search.request import Request, checked_stages
 from tensoropt.sharding.stages import Stages
-from tensoropt.tools.cli.main import main
 
 TRAIN = Path(__file__).parent / "train.py"
 
@@ -40,12 +40,6 @@ def embedded_in(page: Path) -> str:
     return page.read_text().partition(f'id="{DATA_ID}">')[2].partition("</script>")[0]
 
 
-def read_answer(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
-    assert main(list(map(str, arguments))) == 0
-    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return answer
-
-
 @pytest.mark.parametrize(("name", "n_stages", "schedule"), [("mlp", 2, None), ("attention", 4, "zero-bubble")])
 def test_a_plan_reads_back_is_explained_and_has_one_device_numbers(
     name: str, n_stages: int, schedule: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -56,7 +50,7 @@ def test_a_plan_reads_back_is_explained_and_has_one_device_numbers(
     assert plan.to_json() == found.to_json()
     assert plan.parallelism == 4 and len(plan.stages) == n_stages
     assert found.frontier is not None and plan.frontier_table() == found.frontier.table(found.point)
-    told = read_answer(capsys, "explain", tmp_path / "plan.json", "--json")
+    told = json.loads(said(capsys, 0, "explain", tmp_path / "plan.json", "--json"))
     assert (told["time_us"], told["peak_bytes"], told["schedule"]["name"]) == (plan.time_us, plan.peak_bytes, plan.schedule)
     assert plan.summary() == told["summary"]
     for stage, planned in zip(told["stages"], plan.stages, strict=True):
@@ -65,12 +59,11 @@ def test_a_plan_reads_back_is_explained_and_has_one_device_numbers(
         shown = {row[key] for row in stage["reshardings"] for key in ("tensor", "consumer")}
         assert not any("received" in name for name in (*shown, *(row["name"] for row in stage["layers"])))
         assert (stage["devices"], stage["peak_bytes"]) == (list(planned.devices), planned.peak_bytes)
-    assert main(["explain", str(tmp_path / "plan.json")]) == 0
-    text = capsys.readouterr().out
-    same = read_answer(capsys, "diff", tmp_path / "plan.json", tmp_path / "plan.json", "--json")
+    text = said(capsys, 0, "explain", tmp_path / "plan.json")
+    same = json.loads(said(capsys, 0, "diff", tmp_path / "plan.json", tmp_path / "plan.json", "--json"))
     assert same["totals"]["time_us"] == [plan.time_us] * 2 and same["totals"]["stages"] == [n_stages] * 2
     assert same["operators"] == same["layers"] == []
-    page = read_answer(capsys, "report", tmp_path / "plan.json", "--json")
+    page = json.loads(said(capsys, 0, "report", tmp_path / "plan.json", "--json"))
     assert (page["time_us"], page["peak_bytes"], page["timeline"]) == (plan.time_us, plan.peak_bytes, plan.timeline)
     for stage, planned in zip(page["stages"], plan.stages, strict=True):
         assert stage["report"]["points"]["time_us"] == [planned.time_us]

@@ -6,10 +6,13 @@ import itertools
 from dataclasses import replace
 
 import accumulate.models as models
+import pipeline.test_branches as branches
 import pytest
+from helpers import zoo
 from helpers.large import first
 from helpers.searches import find_with_stages
 from pipeline.staged import random_cuts
+from pipeline.test_cuts import slow_link
 
 from tensoropt.common.errors import InputError
 from tensoropt.ft import Budget
@@ -53,28 +56,38 @@ def test_stages_over_many_devices_have_half_to_twice_the_average() -> None:
     assert sizes == set(range(2, 9))
 
 
-@pytest.mark.parametrize(("name", "cluster"), first(2, [(n, c) for c in ("v100-1x3", "v100-1x4") for n in models.FUNCTIONS]))
-def test_of_stages_of_any_size_the_predicted_time_is_that_of_the_best_cut(name: str, cluster: str) -> None:
-    """Against all cuts, for each pair of sizes."""
-    model, hardware = models.recorded(name, "adam").model, named(cluster)
-    n, times = hardware.n_devices, TimesBySize(models.recorded(name, "adam").model, hardware, 4)
+LINKS = {"slow": slow_link(1e8), "usual": slow_link(1e10), "fast": slow_link(1e12)}
+N_BY_DEFAULT = {"slow": 4, "v100-1x3": 2, "usual": 0, "v100-1x4": 0}
+CASES = [case for where, n in N_BY_DEFAULT.items() for case in first(n, [(name, where, 4) for name in models.FUNCTIONS])]
+CASES += [(name, link, n) for name in branches.MODELS for link in ("slow", "fast") for n in (1, 4)]
+
+
+@pytest.mark.parametrize(("name", "cluster", "n"), CASES)
+def test_of_stages_of_any_size_the_predicted_time_is_that_of_the_best_cut(name: str, cluster: str, n: int) -> None:
+    """Against all cuts, for each pair of sizes, on the devices of one machine and on two machines of one."""
+    recorded = models.recorded(name, "adam") if name in models.FUNCTIONS else zoo.record(branches.MODELS[name], "adam")
+    model, hardware = recorded.model, LINKS.get(cluster) or named(cluster)
+    n_devices, times = hardware.n_devices, TimesBySize(model, hardware, n)
     every: dict[tuple[str, int], float] = {}
-    for op, size in itertools.product(model.graph.step_operators, range(1, n)):
+    for op, size in itertools.product(model.graph.step_operators, range(1, n_devices)):
         stages = Stages(model, (op.name,))
         try:
             if op.operands and stages.models:
-                sizes = size, n - size
+                sizes = size, n_devices - size
                 every[op.name, size] = estimated_us(stages, hardware, blocks_of(sizes), times.of(sizes))
         except InputError:
             continue
     for size in {size for _, size in every}:
-        found = balanced([[block] for block in blocks_of((size, n - size))], times)
+        found = balanced([[block] for block in blocks_of((size, n_devices - size))], times)
         least = min(time_us for (_, of_first), time_us in every.items() if of_first == size)
-        assert found.time_us == pytest.approx(least, rel=1e-9) and found.sizes == (size, n - size)
-        assert found.time_us >= times.bound_us(range(1, n), 2, n) > 0
-    if every:
-        chosen = balanced(choices(hardware, n, 2), times)
-        assert every[chosen.stages.cuts[0], chosen.sizes[0]] == pytest.approx(chosen.time_us, rel=1e-9)
+        assert found.time_us == pytest.approx(least, rel=1e-9) and found.sizes == (size, n_devices - size)
+        assert found.time_us >= times.bound_us(range(1, n_devices), 2, n_devices) > 0
+    if not every:
+        with pytest.raises(InputError, match="can't be cut"):
+            balanced(choices(hardware, n_devices, 2), times)
+        return
+    chosen = balanced(choices(hardware, n_devices, 2), times)
+    assert every[chosen.stages.cuts[0], chosen.sizes[0]] == pytest.approx(chosen.time_us, rel=1e-9)
 
 
 @pytest.mark.parametrize(("cluster", "n_stages"), [("v100-1x4", 2), ("v100-1x4", 3), ("v100-2x2", 3)])

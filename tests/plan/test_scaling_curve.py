@@ -10,6 +10,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+from helpers.commands import said
 
 import tensoropt
 from tensoropt.common.errors import InputError
@@ -46,13 +47,6 @@ def wide(width=2048):
     asked += ["--parallelism", "1,2,1x2,2x2,4x1"]
     assert main(["search", f"{made / 'model.py'}:wide", *asked, "--json", str(made / "curve.json")]) == 0
     return made
-
-
-def said(capsys, code: int, *arguments: object) -> str:
-    capsys.readouterr()
-    assert main(list(map(str, arguments))) == code
-    read = capsys.readouterr()
-    return read.out if code != 2 else read.err
 
 
 def test_a_smaller_batch_costs_what_a_model_recorded_with_it_costs():

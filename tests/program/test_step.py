@@ -110,17 +110,9 @@ def with_readers(program: StepProgram, left_out: Task) -> set[Task]:
 
 
 KINDS = (
-    (FEED, FORWARD),
-    (COMPUTE, FORWARD),
-    (RESHARD, FORWARD),
-    (WRITE, FORWARD),
-    (FEED, BACKWARD),
-    (COMPUTE, BACKWARD),
-    (RESHARD, BACKWARD),
-    (SUM, BACKWARD),
-    (UPDATE, BACKWARD),
-    (COMPUTE, REMATERIALIZED),
-    (RESHARD, REMATERIALIZED),
+    *((work, FORWARD) for work in (FEED, COMPUTE, RESHARD, WRITE)),
+    *((work, BACKWARD) for work in (FEED, COMPUTE, RESHARD, SUM, UPDATE)),
+    *((work, REMATERIALIZED) for work in (COMPUTE, RESHARD)),
 )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.commands import refused
 from helpers.timelines import tasks_of
 
 import tensoropt
@@ -253,10 +254,8 @@ def test_bad_input_gets_one_sentence(detailed, plan_file, tmp_path, capsys, monk
         ([plan_file, "-o", tmp_path / "x.html", "--curve", plan_file], "is not a curve"),
     ]
     for arguments, sentence in cases:
-        assert main(["report", *map(str, arguments)]) == 2
-        told = capsys.readouterr().err.strip().splitlines()
-        assert len(told) == 1 and sentence in told[0], (arguments, told)
+        assert sentence in refused(capsys, "report", *arguments), arguments
     monkeypatch.setattr("tensoropt.report.pages.page.LIBRARY", "a_library_that_is_not_there")
-    assert main(["report", str(plan_file), "-o", str(tmp_path / "x.html")]) == 2
-    assert "a report needs Plotly; install it: pip install plotly" in capsys.readouterr().err
+    said = refused(capsys, "report", plan_file, "-o", tmp_path / "x.html")
+    assert "a report needs Plotly; install it: pip install plotly" in said
     assert not (tmp_path / "x.html").exists()

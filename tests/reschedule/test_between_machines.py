@@ -18,25 +18,10 @@ from tensoropt.reschedule.path import cheapest_path
 from tensoropt.reschedule.simulate import simulate
 from tensoropt.sharding.resharding import PlainCosts
 
-from .test_cross_mesh import MESHES
+from .test_cross_mesh import MESHES, disjoint, lacking
 
 BETWEEN = (*MESHES, (Mesh.of(2), Mesh.of(6)))
 SHAPES = ((5, 7), (12, 12))
-
-
-def lacking(way: CrossMesh, machine_of: tuple[int, ...]) -> int:
-    """Return how many elements the machines want that none of their own devices has: no way sends fewer between machines."""
-    total = 0
-    for machine in sorted({machine_of[device] for device in way.target_devices}):
-        missing = np.zeros(way.shape, bool)
-        for layout, devices, value in (
-            (way.target, way.target_devices, True), (way.source, way.source_devices, False),
-        ):  # fmt: skip
-            for rank, device in enumerate(devices):
-                if machine_of[device] == machine:
-                    missing[tuple(slice(*each) for each in layout.bounds(way.shape, rank))] = value
-        total += int(missing.sum())
-    return total
 
 
 def machines_of(source: Mesh, target: Mesh, per_machine: int) -> tuple[int, ...]:
@@ -51,7 +36,7 @@ def machines_of(source: Mesh, target: Mesh, per_machine: int) -> tuple[int, ...]
 @pytest.mark.parametrize("meshes", BETWEEN, ids=str)
 def test_the_tensor_arrives_and_crosses_once(meshes: tuple[Mesh, Mesh], shape: tuple[int, ...], per_machine: int) -> None:
     source, target = meshes
-    devices = tuple(range(source.n_devices)), tuple(range(source.n_devices, source.n_devices + target.n_devices))
+    devices = disjoint(source, target)
     machine_of, tensor = machines_of(source, target, per_machine), np.random.default_rng(0).integers(0, 1000, shape)
     costs = PlainCosts()
     for produced, wanted in product(all_layouts(source, shape), all_layouts(target, shape, partial=False)):

@@ -46,22 +46,6 @@ def test_infinities_survive_keep_and_pad(target: str) -> None:
         assert np.array_equal(gather(shards, step.target, array.shape), array, equal_nan=True)
 
 
-def test_keep_holds_the_value_once() -> None:
-    mesh = Mesh.of(2, 2)
-    step = step_between(mesh, "[b]", "[b] +a", (3,))
-    shards = [rank_step(step, (3,), rank).apply_local(shard) for rank, shard in enumerate(scatter(np.ones(3), step.source))]
-    assert [shard.tolist() for shard in shards] == [[1], [1, 1], [0], [0, 0]]
-
-
-def test_shards_are_ordered_by_rank_whatever_the_order_of_axes() -> None:
-    mesh, shape = Mesh.of(2, 3), (7,)
-    step = step_between(mesh, "[ba]", "[-]", shape)
-    shards = scatter(np.arange(7.0), step.source)
-    sent = [rank_step(step, shape, rank).pack(shard) for rank, shard in enumerate(shards)]
-    assert all(len(to_members) == 6 for to_members in sent)
-    assert rank_step(step, shape, 4).unpack(shards[4], [to_members[4] for to_members in sent]).tolist() == list(range(7))
-
-
 def test_sends_are_views_where_they_follow_in_memory() -> None:
     mesh = Mesh.of(2, 2)
     local = np.arange(35.0).reshape(5, 7)

@@ -106,26 +106,6 @@ def test_moved_is_what_the_busiest_rank_sends_or_receives(drawn: tuple[HaloStep,
     assert step.communicates == bool(+sent)
 
 
-def test_a_convolution_by_frames_is_the_convolution() -> None:
-    """The oracle of the oracle: windows over frames see what windows over the padded tensor see."""
-    window = Window(size=3, stride=2, dilation=2, before=2, extent=11, count=6)
-    array = np.random.default_rng(2).normal(size=11)
-    padded = np.pad(array, (2, 9))
-    whole = [padded[2 * i : 2 * i + 5 : 2].sum() for i in range(6)]
-    step = HaloStep(HALO, Layout.parse(Mesh.of(4), "[ab]"), (window,))
-    frames = simulate_step(step, (11,), scatter(array, step.layout))
-    local = [frame[i : i + 5 : 2].sum() for frame in frames for i in range(0, len(frame) - 4, 2)]
-    assert np.allclose(local, whole, rtol=0, atol=1e-15)
-
-
-def test_blocks_smaller_than_the_halo_take_from_beyond_their_neighbours() -> None:
-    window = Window(size=5, stride=1, dilation=1, before=2, extent=4, count=4)
-    step = HaloStep(HALO, Layout.parse(Mesh.of(2, 2), "[ab]"), (window,))
-    after = simulate_step(step, (4,), scatter(np.arange(1.0, 5), step.layout))
-    assert [shard.tolist() for shard in after] == [[0, 0, 1, 2, 3], [0, 1, 2, 3, 4], [1, 2, 3, 4, 0], [2, 3, 4, 0, 0]]
-    assert step.moved((4,)) == 3
-
-
 def test_only_the_dimension_that_needs_it_is_exchanged() -> None:
     tiles = Window(size=2, stride=2, dilation=1, before=0, extent=8, count=4)
     overlaps = Window(size=3, stride=1, dilation=1, before=1, extent=8, count=8)

@@ -43,22 +43,25 @@ def frontier():
     return plans_of(find_frontier(zoo.record(zoo.mlp, "momentum").model, named("v100-1x2"), 2))
 
 
-def test_data_parallelism_is_tried_where_it_is_near_the_plan(frontier):
+@pytest.fixture(scope="module")
+def near(frontier):
+    """Data parallelism's plan and its model; and a plan that runs otherwise, predicted to take as long."""
     (whole,) = frontier.without_stages
-    model, alone = whole.model, plans_of(find_baseline(whole, "data-parallel"))
-    time_us = alone.points[0].time_us
+    alone = plans_of(find_baseline(whole, "data-parallel"))
     plan = next(plan for plan in map(frontier.plan, range(len(frontier))) if runs_as(plan) != runs_as(alone.plan(0)))
-    near, far = (replace(plan, time_us=time_us / factor) for factor in (NEAR * 0.99, NEAR * 1.01))
-    rival = baseline_trial(model)._baseline(DATA_PARALLELISM, [near], PLENTY)
+    return whole.model, alone, replace(plan, time_us=alone.points[0].time_us)
+
+
+def test_data_parallelism_is_tried_where_it_is_near_the_plan(near):
+    model, alone, plan = near
+    close, far = (replace(plan, time_us=plan.time_us / factor) for factor in (NEAR * 0.99, NEAR * 1.01))
+    rival = baseline_trial(model)._baseline(DATA_PARALLELISM, [close], PLENTY)
     assert runs_as(rival) == runs_as(alone.plan(0))
     assert baseline_trial(model)._baseline(DATA_PARALLELISM, [far], PLENTY) is None
 
 
-def test_it_is_left_out_where_it_does_not_fit_or_costs_too_much(frontier):
-    (whole,) = frontier.without_stages
-    model, alone = whole.model, plans_of(find_baseline(whole, "data-parallel"))
-    plan = next(plan for plan in map(frontier.plan, range(len(frontier))) if runs_as(plan) != runs_as(alone.plan(0)))
-    plan = replace(plan, time_us=alone.points[0].time_us)
+def test_it_is_left_out_where_it_does_not_fit_or_costs_too_much(frontier, near):
+    model, alone, plan = near
     needed_bytes = alone.peak_bytes(0)
     assert baseline_trial(model, needed_bytes)._baseline(DATA_PARALLELISM, [plan], PLENTY) is not None
     assert baseline_trial(model, needed_bytes - 1)._baseline(DATA_PARALLELISM, [plan], PLENTY) is None

@@ -121,15 +121,21 @@ def test_all_of_the_answer_is_measured_once_and_nothing_twice(model):
     assert again.timed == []
 
 
-@pytest.mark.parametrize("stages", [(2,), pytest.param((1, 2), marks=pytest.mark.large)])
-def test_all_of_an_answer_with_stages_is_measured_once(stages):
-    model, machine, store = models.recorded("mlp", "momentum").model, Machine(), Store(None, "here")
+def staged(machine: Machine, store: Store, stages: tuple[int, ...]) -> MeasuredSearch:
+    """A search in four micro-batches for a perceptron in stages."""
+    model = models.recorded("mlp", "momentum").model
 
     def search(known):
         request = Request(model, here(), None, known=known, micro_batches=4, budget=Budget(seconds=0), stages=stages)
         return find_answer("mini_time", request, DEVICES)
 
-    plan = found(MeasuredSearch(ALONE, model, search, 1e9, store, machine, machine.clock))
+    return MeasuredSearch(ALONE, model, search, 1e9, store, machine, machine.clock)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("stages", [(2,), pytest.param((1, 2), marks=pytest.mark.large)])
+def test_all_of_an_answer_with_stages_is_measured_once(stages):
+    model, machine, store = models.recorded("mlp", "momentum").model, Machine(), Store(None, "here")
+    plan = found(staged(machine, store, stages))
     told = plan.assumed["operators"]
     works = [(part, work_of(part.frontier, *pair)) for part in parts_of(plan) for pair in part.pairs(model)]
     times_us = {id(work): part.frontier.costing.compute.time_ns(work) / 1e3 for part, work in works if work is not None}
@@ -137,7 +143,7 @@ def test_all_of_an_answer_with_stages_is_measured_once(stages):
     assert told["measured"] > 3 and len(store.measured) <= len(set(machine.timed)) == len(machine.timed)
     assert sum(unknown_us) <= NEGLIGIBLE * sum(times_us.values())
     again = Machine()
-    assert found(MeasuredSearch(ALONE, model, search, 1e9, store, again, again.clock)).to_json() == plan.to_json()
+    assert found(staged(again, store, stages)).to_json() == plan.to_json()
     assert again.timed == []
 
 
@@ -161,15 +167,7 @@ def test_the_fastest_plan_without_stages_is_measured_beside_one_with_stages():
 
 def test_the_times_of_a_stage_are_those_that_were_measured():
     model = models.recorded("mlp", "momentum").model
-
-    def search(known):
-        request = Request(model, here(), None, known=known, micro_batches=4, budget=Budget(seconds=0), stages=(2,))
-        return find_answer("mini_time", request, DEVICES)
-
-    usual, slow = (
-        found(MeasuredSearch(ALONE, model, search, 1e9, Store(None, "here"), machine, machine.clock))
-        for machine in (Machine(), Machine("MatMul"))
-    )
+    usual, slow = (found(staged(machine, Store(None, "here"), (2,))) for machine in (Machine(), Machine("MatMul")))
     assert slow.time_us > 10 * usual.time_us
     graph = model.in_micro_batches(4).graph
     for stage, part in zip(slow.stages, parts_of(slow), strict=True):

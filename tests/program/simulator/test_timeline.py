@@ -119,17 +119,6 @@ def test_what_overlaps_takes_less_than_the_sum_and_no_less_than_each_device_comp
         assert max(timeline.busy_ns) <= timeline.makespan_ns < total
 
 
-def test_every_node_comes_after_what_it_waits_for_and_updates_wait_for_gradients():
-    recorded = zoo.record(zoo.cnn, "adam")
-    view = in_steps(random_strategy(recorded, HARDWARE.mesh(), 2, share_regathered=0.5, share_rematerialized=0.5))
-    graph = step_graph(view, PathFinder(PlainCosts()))
-    assert all(before < number for number, waits in enumerate(graph.waits_for) for before in waits)
-    updates = [i for i, node in enumerate(graph.nodes) if node.kind == "update"]
-    assert len(updates) == len(view.graph.updates)
-    for number in updates:
-        assert any("back" in graph.nodes[before].kind for before in graph.waits_for[number])
-
-
 def test_several_passes_are_refused_in_a_sentence():
     recorded = zoo.record(zoo.mlp, "sgd")
     view = random_strategy(recorded, HARDWARE.mesh(), 1)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from functools import cache
 from itertools import groupby
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.searches import find_frontier
+from search.baselines.models import model_of
 from zoo.small import SMALL
 
-from tensoropt import zoo
 from tensoropt.costs.config_costs import costs_of_config
-from tensoropt.costs.operator_costs import OperatorCosting, costing_of
-from tensoropt.costs.resharding_costs import ReshardingCosting
+from tensoropt.costs.operator_costs import costing_of
 from tensoropt.ft import search
 from tensoropt.ir.graph import SOURCES, Graph
 from tensoropt.profiling.hardware import named
-from tensoropt.profiling.hardware_costs import CollectiveCosts, OperatorCosts
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
 from tensoropt.search.problem.builder import ProblemBuilder
@@ -26,14 +23,7 @@ from tensoropt.search.problem.config_space import COMPACT, FULL, MOST_FACTORS, n
 from tensoropt.search.problem.fusion_groups import FusionGroup, fusion_groups, is_contraction
 from tensoropt.search.problem.strategy_problem import StrategyProblem
 from tensoropt.sharding.consumers import consumers_of
-from tensoropt.sharding.model import Model
 from tensoropt.tools.offline import record
-
-
-@cache
-def model_of(name: str) -> Model:
-    sizes = SMALL[name]
-    return record(lambda: zoo.find(name)(**sizes), name, "sgd").model
 
 
 def nodes_in(graph: Graph) -> tuple[FusionGroup, ...]:
@@ -43,10 +33,7 @@ def nodes_in(graph: Graph) -> tuple[FusionGroup, ...]:
 
 def problem_of(name: str, cluster: str, space: str) -> StrategyProblem:
     model, hardware = model_of(name), named(cluster)
-    mesh = hardware.mesh()
-    reshardings = ReshardingCosting(mesh, CollectiveCosts(hardware, mesh))
-    costing = OperatorCosting(model.graph, model.backward, OperatorCosts(hardware), reshardings)
-    return ProblemBuilder(costing, mesh, space).build()
+    return ProblemBuilder(costing_of(model, hardware, hardware.mesh()), hardware.mesh(), space).build()
 
 
 @pytest.mark.parametrize("name", SMALL)

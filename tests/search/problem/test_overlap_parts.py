@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.large import first
 from helpers.searches import find_frontier, plans_of
-from zoo.small import SMALL
+from search.baselines.models import model_of
 
 import tensoropt
-from tensoropt import zoo
 from tensoropt.costs.config_costs import costs_of_config
 from tensoropt.costs.operator_costs import OperatorCosting, costing_of
 from tensoropt.ft import Budget
@@ -26,7 +24,6 @@ from tensoropt.search.frontiers.model_frontier import ModelFrontier
 from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.search.problem.config_space import COMPACT, FULL
 from tensoropt.sharding.consumers import consumers_of
-from tensoropt.sharding.model import Model
 from tensoropt.sharding.resharding import PathFinder
 from tensoropt.sharding.strategy import StrategyView
 from tensoropt.tools.offline import record
@@ -34,11 +31,6 @@ from tensoropt.tools.offline import record
 EXPOSED = 0.3
 HARDWARE = replace(named("v100-2x2"), exposed_share=EXPOSED)
 MODELS = ("lenet5", "rnn", "transformer", "wide_resnet")
-
-
-@cache
-def model_of(name: str) -> Model:
-    return record(lambda: zoo.find(name)(**SMALL[name]), name, "sgd").model
 
 
 @pytest.mark.parametrize("name", MODELS)

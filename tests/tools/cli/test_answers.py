@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.commands import refused
+from helpers.commands import said
 from plan.frontiers import frontier_of, two_layers
 
 import tensoropt
@@ -43,14 +43,6 @@ def folder(found, tmp_path_factory) -> Path:
     )  # fmt: skip
     (made / "curve.json").write_text(json.dumps(curve.to_json()))
     return made
-
-
-def said(capsys, code: int, *arguments: object) -> str:
-    if code == 2:
-        return refused(capsys, *arguments)
-    capsys.readouterr()
-    assert main(list(map(str, arguments))) == code
-    return capsys.readouterr().out
 
 
 def test_files_are_answered_without_tensorflow_or_the_search(folder):

@@ -203,22 +203,28 @@ def test_the_table_shows_rates_and_their_error():
     assert line.split() == ["pooling", "float32", "forward", "1.5", "2,000.0", "7%", "12"]
 
 
-@pytest.mark.alone
-def test_ranks_calibrate_and_init_uses_what_they_wrote(tmp_path):
-    env = {"TENSOROPT_CACHE": str(tmp_path)}
+def calibrated_by_ranks(tmp_path: Path, suffix: str = "", **env: str) -> Hardware:
+    """Return what two ranks write, and ranks of later scripts take."""
+    env["TENSOROPT_CACHE"] = str(tmp_path)
     done = run_ranks(2, "-m", "tensoropt", "calibrate", "--seconds", 3, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
-    (file,) = (tmp_path / "hardware").glob("1x2-*.json")
+    (file,) = (tmp_path / "hardware").glob(f"1x2-*{suffix}.json")
     assert f"wrote {file}" in done.stdout
     hardware = Hardware.load(file)
+    assert set(hardware.collectives) == set(COMMUNICATING_KINDS)
+    done = run_ranks(2, SCRIPT, env=env)
+    assert done.stdout == f"rates of {', '.join(hardware.operators)} complete True\n", done.stderr
+    return hardware
+
+
+@pytest.mark.alone
+def test_ranks_calibrate_and_init_uses_what_they_wrote(tmp_path):
+    hardware = calibrated_by_ranks(tmp_path)
     assert hardware.measured is not None and hardware.measured.is_complete and hardware.measured.is_quick
     assert hardware.measured.tensorflow == tf.__version__
-    assert set(hardware.collectives) == set(COMMUNICATING_KINDS)
     for tables in hardware.collectives.values():
         assert len(tables["a"].spread) == len(tables["a"].n_bytes)
     assert "update" in hardware.operators
-    done = run_ranks(2, SCRIPT, env=env)
-    assert done.stdout == f"rates of {', '.join(hardware.operators)} complete True\n", done.stderr
 
 
 @pytest.mark.skipif(
@@ -226,19 +232,12 @@ def test_ranks_calibrate_and_init_uses_what_they_wrote(tmp_path):
 )
 @pytest.mark.alone
 def test_collectives_are_measured_by_horovod_too(tmp_path):
-    env = {"TENSOROPT_CACHE": str(tmp_path), "TENSOROPT_COLLECTIVES": "horovod"}
-    done = run_ranks(2, "-m", "tensoropt", "calibrate", "--seconds", 3, env=env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (file,) = (tmp_path / "hardware").glob("1x2-*-horovod.json")
-    hardware = Hardware.load(file)
+    hardware = calibrated_by_ranks(tmp_path, "-horovod", TENSOROPT_COLLECTIVES="horovod")
     assert hardware.measured is not None and hardware.measured.collectives == "horovod"
     assert "as operators of horovod" in hardware.provenance["collectives"]
     assert (hardware.collective_call_us, hardware.collective_path_us) == (0.0, 0.0)
-    assert set(hardware.collectives) == set(COMMUNICATING_KINDS)
     # No collective of two processes is done in less than 10 us, as what waits for nothing would be.
     assert all(time_us > 10 for tables in hardware.collectives.values() for time_us in tables["a"].time_us)
-    done = run_ranks(2, SCRIPT, env=env)
-    assert done.stdout == f"rates of {', '.join(hardware.operators)} complete True\n", done.stderr
 
 
 def test_a_file_of_other_collectives_is_told_of(monkeypatch):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.commands import refused
+from helpers.commands import refused, said
 from helpers.searches import find_with_stages
 
 import tensoropt
@@ -51,29 +51,23 @@ def test_a_frontier_with_stages_is_kept_and_asked(
     assert main([*SEARCH, *asked]) == 0
     found = tensoropt.load_frontier(str(file))
     assert found.gaps is not None and found.gaps.tolist() == [row["gap"] for row in found.value["points"]]
-    capsys.readouterr()
-    assert main(["plans", str(file), "--top", "100", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["plans"]
+    told = json.loads(said(capsys, 0, "plans", file, "--top", 100, "--json"))["plans"]
     assert {row["stages"] for row in told} <= {1, 2} and len(told) == len(found)
     for row in told if everything else (told[0], told[-1]):
         plan, number = found.plan(row["point"]), row["point"]
         assert len(plan.stages) == row["stages"] and plan.point == number
         assert (round(plan.time_us * 1e3), plan.peak_bytes) == (round(row["time_us"] * 1e3), row["peak_bytes"])
-        assert main(["explain", str(file), "--point", str(number + 1), "--json"]) == 0
-        explained = json.loads(capsys.readouterr().out)
+        explained = json.loads(said(capsys, 0, "explain", file, "--point", number + 1, "--json"))
         assert len(explained["stages"]) == row["stages"]
         assert explained["time_us"] == plan.time_us
     chosen = tensoropt.load_plan(str(plan_file))
     assert found.fastest().to_json()["time_us"] == pytest.approx(chosen.time_us)
     assert found.at(found.smallest().peak_bytes).peak_bytes == found.smallest().peak_bytes
-    assert main(["plans", str(file)]) == 0
-    assert "micro-batches" in capsys.readouterr().out
+    assert "micro-batches" in said(capsys, 0, "plans", file)
     found.save(tmp_path / "again.json")
     assert tensoropt.load_frontier(tmp_path / "again.json").value == found.value
-    assert main(["diff", str(file), str(file)]) == 0
-    assert "within memory" in capsys.readouterr().out
-    assert main(["report", str(file), "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
+    assert "within memory" in said(capsys, 0, "diff", file, file)
+    shown = json.loads(said(capsys, 0, "report", file, "--json"))
     points = found.value["points"]
     assert [point["time_us"] for point in shown["frontier"]] == [row["time_us"] for row in points]
     for number, report in shown["plans"].items():
