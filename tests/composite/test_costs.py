@@ -15,7 +15,6 @@ from tensoropt.frontend.importer import import_graph
 from tensoropt.frontend.tracing.capture import Capture
 from tensoropt.ir.body import BODY, VALUE_SHAPED
 from tensoropt.ir.graph import Operator
-from tensoropt.lowering.gradient_analysis import analyse
 from tensoropt.profiling.work import WorkItem
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.registry import rule_of
@@ -92,14 +91,3 @@ def test_rows_that_values_choose_cost_no_more_than_the_longest_dimension_has() -
     (body,) = (op.attrs[BODY] for op in operators if op.type == VALUE_SHAPED)
     assert 2 * 80 * 40 * 40 <= body.made_flops <= 1.2 * 2 * 80 * 40 * 40
     assert 2 * 80 * 40 * 4 <= body.made_bytes <= 5 * 80 * 40 * 4
-
-
-def test_the_backward_pass_of_a_body() -> None:
-    model = zoo.record(models.plain_loop, "sgd")
-    (loop,) = (op for op in model.graph.operators.values() if op.type == "Loop")
-    body = loop.attrs["body"]
-    found = analyse(model.graph).bodies[loop.name]
-    assert {(body.graph.operators[name].type, position) for name, position in found.gradients} == {
-        ("MatMul", 0), ("MatMul", 1), ("Tanh", 0)
-    }
-    assert {body.graph.producers[name].type for name in found.residual_results} == {"Tanh"}

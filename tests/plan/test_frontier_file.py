@@ -18,25 +18,6 @@ from tensoropt.plan.frontier_file import _runs
 from tensoropt.report.frontier_rows import column_of
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("[" * 100_000, "is not whole JSON"),
-        ("[1]", "is not a frontier: got format 'list', expected 'tensoropt/frontier'"),
-        ('{"format": "tensoropt/plan", "version": 1}', "got format 'tensoropt/plan', expected 'tensoropt/frontier'"),
-        ('{"format": "tensoropt/frontier", "version": 6}', "has version 6, expected 8"),
-        ('{"format": "tensoropt/frontier", "version": 8}', "is damaged (KeyError: 'checksum')"),
-    ],
-)
-def test_files_that_are_no_frontiers(tmp_path, text, said):
-    file = tmp_path / "frontier.json"
-    file.write_bytes(text.encode("latin-1"))
-    with pytest.raises(tensoropt.InputError, match=re.escape(said)):
-        tensoropt.load_frontier(file)
-    with pytest.raises(tensoropt.InputError, match=r"frontier '/no/such.json' can't be read: No such file"):
-        tensoropt.load_frontier("/no/such.json")
-
-
 def test_a_file_that_is_cut_off_anywhere_is_refused(file):
     text = file.read_text()
     for length in range(0, len(text) - 2, 499):

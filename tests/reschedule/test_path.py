@@ -105,24 +105,6 @@ def test_the_search_order_is_the_enumeration_order() -> None:
         assert sorted(states, key=enumeration_order) == states
 
 
-def test_familiar_paths() -> None:
-    mesh, shape = Mesh.of(2, 2), (64, 64)
-
-    def steps(source: str, target: str, slowness: int = 1) -> list[str]:
-        costs = LinkCosts(slowness=slowness)
-        path = cheapest_path(Layout.parse(mesh, source), Layout.parse(mesh, target), shape, 4, costs)
-        return [str(step) for step in path.steps]
-
-    assert steps("[ab, -]", "[ab, -]") == []
-    assert steps("[ab, -]", "[-, ab]") == ["all_to_all(ab 0>1)"]  # Figure 5 of the paper
-    assert steps("[-, -] +ab", "[ab, -]") == ["reduce_scatter(ab 0)"]
-    # Where the links between machines are slow: within each machine first, then half as much between them.
-    assert steps("[-, -] +ab", "[ba, -]", slowness=8) == ["reduce_scatter(b 0)", "reduce_scatter(a 0)"]
-    assert steps("[-, -]", "[ba, -]") == ["slice(ba 0)"]
-    assert steps("[-, -]", "[-, -] +ab") == ["keep(ab)"]
-    assert steps("[ab, -]", "[ba, -]") == ["all_to_all(ab 0>0)"]
-
-
 def test_a_path_says_itself() -> None:
     mesh = Mesh.of(4)
     source, target = Layout.parse(mesh, "[-, -] +a"), Layout.parse(mesh, "[b, a]")

@@ -130,11 +130,9 @@ def test_the_picture_has_all_algorithms_and_tells_points_that_are_far_away():
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["zoo:vgg61", "--devices", 4], "vgg16"),
         ([GOOD, "--devices", 0], "--devices takes a positive number of devices, got '0'"),
         ([GOOD, "--devices", 4, "--parallelism", "1,2"], "--parallelism takes a positive number of devices, got '1,2'"),
         ([GOOD, "--devices", 4, "--parallelism", "5"], "5"),
-        ([GOOD, "--cluster", "v100-0x4"], "v100-0x4"),
         ([GOOD, "--devices", 4, "--memory", "-1GB"], "-1GB"),
         ([f"{MODELS}:fails", "--devices", 4], "failed"),
         ([GOOD, "--devices", 4, "--plot", "/no/such/folder/picture.png"], "there is no folder '/no/such/folder'"),

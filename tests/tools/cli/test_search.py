@@ -175,18 +175,6 @@ def test_all_algorithms_find_the_same(tmp_path):
     assert points[0] == points[1] == points[2]
 
 
-def test_a_cluster_file_is_used(tmp_path, capsys):
-    description = named("v100-1x2").to_json()
-    description["name"] = "mine"
-    file = tmp_path / "mine.json"
-    file.write_text(json.dumps(description))
-    assert search(GOOD, "--cluster", file) == 0
-    assert "mine: 2 x V100" in capsys.readouterr().out
-    del description["device"]["memory_bytes"]
-    file.write_text(json.dumps(description))
-    assert "device.memory_bytes" in refused(capsys, "search", GOOD, "--cluster", file)
-
-
 def test_a_plan_that_its_devices_cannot_hold_is_said_to(tmp_path, capsys):
     description = named("v100-1x2").to_json()
     file, plan_file, json_file = tmp_path / "mine.json", tmp_path / "plan.json", tmp_path / "found.json"
