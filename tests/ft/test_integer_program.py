@@ -17,8 +17,8 @@ from helpers.large import first
 from helpers.zoo import Built, cnn, mlp, record
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
-from tensoropt.costs.model_costs import costing_of
 
+from tensoropt.costs.operator_costs import costing_of
 from tensoropt.ft import INFEASIBLE, Budget, Problem, search
 from tensoropt.profiling import hardware
 from tensoropt.search.problem.builder import ProblemBuilder

@@ -61,9 +61,9 @@ def check_equal(found: StrategyProblem, own: StrategyProblem) -> None:
         assert np.array_equal(one.mem_bytes, other.mem_bytes) and np.array_equal(one.time_ns, other.time_ns)
 
 
-@pytest.mark.parametrize("n", [N, 1])
+@pytest.mark.parametrize(("n", "n_devices"), [(N, 4), (1, 2)])
 def test_a_stage_like_another_has_the_points_and_plans_of_its_own_search(
-    requests: list[Request], n: int, monkeypatch: pytest.MonkeyPatch
+    requests: list[Request], n: int, n_devices: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count, requests = 0, [replace(each, micro_batches=n) for each in requests]
 
@@ -74,9 +74,9 @@ def test_a_stage_like_another_has_the_points_and_plans_of_its_own_search(
 
     monkeypatch.setattr("tensoropt.search.candidates.search_cut.searched", counted)
     alike = AlikeStages()
-    found = [alike.searched(each, 4, fits) for each in requests]
+    found = [alike.searched(each, n_devices, fits) for each in requests]
     assert count == 3
-    own = searched(requests[2], 4)
+    own = searched(requests[2], n_devices)
     check_equal(found[2].built, own.built)
     assert np.array_equal(found[2].found.strategies, own.found.strategies)
     for point in (0, len(own) - 1):
@@ -85,8 +85,8 @@ def test_a_stage_like_another_has_the_points_and_plans_of_its_own_search(
         plan, expected = (each.stage(point) for each in (found[2], own))
         assert plan.to_json() == expected.to_json()
         assert found[2].peak(point) == own.peak(point)
-    alike.searched(replace(requests[2], micro_batches=4), 4, fits)
-    alike.searched(replace(requests[2], hardware=named("v100-1x2")), 2, fits)
+    alike.searched(replace(requests[2], micro_batches=4), n_devices, fits)
+    alike.searched(replace(requests[2], hardware=named("v100-1x2")), n_devices // 2, fits)
     assert count == 5
 
 

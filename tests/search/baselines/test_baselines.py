@@ -7,25 +7,20 @@ from helpers import zoo
 from helpers.large import first
 from helpers.searches import find_frontier, plans_of
 from helpers.strategies import engine_of, train_and_check
+from program.saved_bytes import SavedBytes
+from program.test_costs import time_ns, viewed_again_ns
 
 from tensoropt.common.errors import InputError
-from tensoropt.costs.config_costs import costs_of_config
-from tensoropt.costs.resharding_costs import shard_bytes
 from tensoropt.ft import InfeasibleError, search
 from tensoropt.ft.weighted.weighted_search import WeightedSearch
-from tensoropt.ir.body import viewed_operand
-from tensoropt.ir.graph import Operator, Tensor
 from tensoropt.lowering.resharding.backends import EmulatedBackend
-from tensoropt.plan.build import cost_entries
 from tensoropt.profiling.hardware import named
-from tensoropt.reschedule.layout import Layout, is_view
 from tensoropt.search.algorithms import BASELINES
 from tensoropt.search.baselines import search_baseline
 from tensoropt.search.frontiers.find_frontier import find_baseline
 from tensoropt.search.frontiers.model_frontier import ModelFrontier
-from tensoropt.sharding.consumers import Consumer, consumers_of, sharding_of
 from tensoropt.sharding.resharding import PathFinder, PlainCosts
-from tensoropt.sharding.strategy import Copy, Strategy, StrategyView
+from tensoropt.sharding.strategy import Strategy, StrategyView
 
 from .models import frontier_of, model_of, strategies_of, task_of
 
@@ -38,60 +33,11 @@ CHARGED = [("lenet5", "full"), ("lenet5", "compact"), ("transformer", "compact")
 CHARGED += [(name, space) for name in ("transformer", *MODELS[1:]) for space in SPACES if (name, space) not in CHARGED]
 
 
-def cost_from_scratch(found: ModelFrontier, strategy: Strategy) -> tuple[int, int]:
-    """Memory and time by operators and charges, without a Problem."""
-    costing, model = found.costing, found.model
-    view = model.view(strategy)
-    path_finder, consumers = PathFinder(costing.reshardings.steps), consumers_of(model.graph)
-    mem = time_ns = 0
-    for op in view.graph.step_operators:
-        if op.updates is None:
-            costs = costs_of_config(costing, op, view.rules[op.name], strategy.configs[op.name])
-            mem, time_ns = mem + int(costs.mem_bytes[0]), time_ns + int(costs.compute_ns[0])
-            mem += sum(kept_for_consumers(found, view, op, tensor, consumers.get(tensor.name, [])) for tensor in op.outputs)
-    return mem, time_ns + sum(entry.time_ns(path_finder) for entry in cost_entries(view))
-
-
-def kept_for_consumers(
-    found: ModelFrontier, view: StrategyView, op: Operator, tensor: Tensor, consumers: list[Consumer]
-) -> int:
-    """The bytes that are kept of a tensor since gradients of those who take it read it."""
-    costing = found.costing
-    is_paid = (
-        tensor.name in costing.saved_as_produced
-        or op.type in ("Variable", "Const")
-        or viewed_operand(op, tensor.name) is not None
-    )
-    left, shared = view.layout(tensor), view.strategy.shared.get(tensor.name)
-    readers = [consumer for consumer in consumers if costing.reads(consumer)]
-    node_of = {each.name: i for i, (node, _) in enumerate(found.built.nodes) for each in node.operators}
-    together = len({node_of.get(consumer.name, consumer.name) for consumer in consumers}) == 1
-
-    def of_copy(source: Layout, target: Layout, of_source: int) -> int:
-        return of_source if source == target or is_view(source, target) else shard_bytes(tensor, target)
-
-    def is_regathered(consumer: Consumer) -> bool:
-        return view.is_regathered(view.graph.operators[consumer.name], consumer.position)
-
-    shard = 0 if is_paid else shard_bytes(tensor, left)
-    wanted = {consumer: sharding_of(view, tensor, consumer).layout for consumer in readers}
-    if not readers:
-        return 0
-    if shared is None:
-        if len(consumers) > 1:
-            return shard + sum(of_copy(left, wanted[consumer], 0) for consumer in readers)
-        return shard if is_regathered(readers[0]) else of_copy(left, wanted[readers[0]], shard)
-    if Copy(tensor.name) in view.strategy.regathered:
-        return shard + sum(
-            0 if is_regathered(consumer) else of_copy(shared.layout, wanted[consumer], 0) for consumer in readers
-        )
-    lies_there = [shared.layout == wanted[consumer] or is_view(shared.layout, wanted[consumer]) for consumer in readers]
-    if not together and not any(lies_there):
-        return sum(of_copy(shared.layout, wanted[consumer], 0) for consumer in readers)
-    if len(readers) == 1 and not is_paid and not together:
-        return of_copy(shared.layout, wanted[readers[0]], shard_bytes(tensor, shared.layout))
-    of_consumers = sum(of_copy(shared.layout, wanted[consumer], 0) for consumer in readers)
-    return of_copy(left, shared.layout, shard) + of_consumers
+def charged(found: ModelFrontier, strategy: Strategy) -> tuple[int, int]:
+    """Memory and time by the tasks of the strategy's step, without a Problem."""
+    view, path_finder = found.model.view(strategy), PathFinder(found.costing.reshardings.steps)
+    of_tasks = time_ns(view, found.costing, path_finder) - viewed_again_ns(view, found.costing, path_finder)
+    return SavedBytes(view, found.costing, path_finder).charged, of_tasks
 
 
 @pytest.mark.parametrize(("name", "space"), first(2, CHARGED))
@@ -103,7 +49,7 @@ def test_points_cost_what_their_strategies_are_charged(algorithm, name, space):
         states = found.found.strategies[point]
         cost = int(found.found.mem_bytes[point]), int(found.found.time_ns[point])
         assert found.built.problem.cost(states.tolist()) == cost
-        assert cost_from_scratch(found, found.built.strategy(states)) == cost
+        assert charged(found, found.built.strategy(states)) == cost
     assert found.found.algorithm == algorithm
 
 
@@ -116,7 +62,7 @@ def test_points_with_regathered_copies_cost_what_their_strategies_are_charged(na
         strategy = found.built.strategy(states)
         n_regathered += len(strategy.regathered)
         cost = int(found.found.mem_bytes[point]), int(found.found.time_ns[point])
-        assert cost_from_scratch(found, strategy) == cost
+        assert charged(found, strategy) == cost
     assert n_regathered
 
 

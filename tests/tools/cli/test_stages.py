@@ -126,13 +126,10 @@ def test_a_plan_that_its_devices_cannot_hold_is_noted() -> None:
     ("asked", "said"),
     [
         (["--stages", "two"], "--stages takes a positive number of stages, got 'two'"),
-        (["--stages", "8"], "8 stages on 4 devices: each takes one at least; give 4 or fewer"),
         (["--schedule", "gpipe"], "schedule='gpipe' is the order in which stages run; give stages=2 or more with it"),
         (["--stages", "2", "--micro-batches", "7"], "which 7 doesn't divide; give a divisor of 64, such as 4 or 8"),
         (["--stages", "2", "--profile-budget", "1s"], "operators of v100-1x4 can't be measured here"),
         (["--stages", "2", "--option", "profiling", "--parallelism", "1"], "2 stages on 1 device: each takes one at least"),
-        (["--stages", "2", "--without", "stages"], "stages=2 is asked for, and to do without 'stages'"),
-        (["--stages", "2", "--memory", "1kB"], "no plan fits 1,000 bytes (1 kB) per device: in 2 stages and "),
     ],
 )
 def test_what_is_wrong_gets_a_sentence(asked: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
