@@ -127,7 +127,7 @@ class _Start:
                     plan = self._found(self.options, model, partial(first_values, captured))
                     # What was trained before may be in shards of all ranks.
                     goes_alone = self.options.goes_alone and not Live.count and could_go_alone(context.processes)
-                    if goes_alone and plan.splits_nothing and len(plan.stages) == 1:
+                    if goes_alone and plan.splits_nothing:
                         plan = self._found(replace(self.options, parallelism=1), model, partial(first_values, captured))
                         display.say("one device is as fast: rank 0 goes on alone")
                         go_alone(context.processes)

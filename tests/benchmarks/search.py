@@ -1,45 +1,63 @@
 """Time searches of the zoo's models and show what they find, each in a process of its own for its peak memory.
 
-    python tests/benchmarks/search.py [--gap 1] [--seconds 2] [MODEL[:SIZE=N,...]@CLUSTER ...]
+    python tests/benchmarks/search.py [--gap 1] [--seconds 2] [--stages 1,2,4] [MODEL[:SIZE=N,...]@CLUSTER ...] [--curve]
+    python tests/benchmarks/search.py --table3
 
 ``seconds`` are from the recorded model to the unrolled plan of the fastest point, tables of costs and layouts and the
 loading of compiled code included. A first run compiles, which isn't what is meant: run it twice. ``CPU s`` are the process's
-CPU seconds in that time, which depend less on what else runs on the machine.
+CPU seconds in that time, which depend less on what else runs on the machine. ``--stages`` searches plans in these numbers of
+stages instead, and says what more cores would give: the candidates that were searched wait for a core in their order, each
+for as long as it took here, and the rest of the time stays. ``--curve`` is the time of a profiling curve over 1, 2, 4, 8 and
+16 devices; ``--table3`` compares FT-Elimination with FT-LDP on the models of the TensorOpt paper's Table 3.
 """
 
 from __future__ import annotations
 
 import argparse
+import heapq
 import multiprocessing
 import os
 import resource
 import time
-from functools import partial
+from collections.abc import Callable
+from typing import Any
 
 from tabulate import tabulate
-from tqdm import tqdm
 
 from tensoropt.ft import Budget
 
 DEFAULT = ("rnn@v100-2x8", "transformer@v100-2x8", "wide_resnet@v100-2x8", "bert_large@v100-2x8", "vgg16@v100-2x8",
            "llama3_8b@h100-8x8", "gpt3@h100-64x8")  # fmt: skip
+TABLE_3 = ("rnn@v100-2x8", "wide_resnet@v100-2x8", "transformer@v100-2x8")
+CURVE = ("transformer", "v100-2x8", [1, 2, 4, 8, 16])
 HEADERS = "model|devices|operators|nodes|configs|points|gap, median|worst".split("|")
 HEADERS += "costs s|search s|unroll s|seconds|CPU s|peak MB".split("|")
+CORES = (2, 8, 48)
+OF_STAGES = ["model", "devices", "points", "worst gap", "candidates", "seconds", *(f"{n} cores" for n in CORES)]
+Case = tuple[str, Budget, str]
 
 
-def row(what: str, budget: Budget) -> list[str]:
-    """Search once; return a line of the table."""
+def recorded(what: str) -> Any:
+    """Return a model of the zoo, such as ``gpt3`` or ``gpt3:layers=12``."""
     from tensoropt import zoo
+    from tensoropt.tools.offline import record
+
+    return record(zoo.sized(what), what)
+
+
+def row(case: Case) -> list[str]:
+    """Search once; return a line of the table."""
+    what, budget, algorithm = case
+    name, _, cluster = what.partition("@")
+    model = recorded(name).model
     from tensoropt.profiling.hardware import named
     from tensoropt.search.candidates.plan_points import frontier_of_whole
     from tensoropt.search.frontiers.find_frontier import find_frontier
     from tensoropt.search.request import Request
-    from tensoropt.tools.offline import record
 
-    name, _, cluster = what.partition("@")
-    model, hardware = record(zoo.sized(name), name).model, named(cluster)
+    hardware = named(cluster)
     start, cpu_start = time.perf_counter(), time.process_time()
-    frontier = find_frontier(Request(model, hardware, None, budget=budget), hardware.n_devices)
+    frontier = find_frontier(Request(model, hardware, None, algorithm=algorithm, budget=budget), hardware.n_devices)
     found = time.perf_counter()
     frontier_of_whole(frontier).fastest()
     end, cpu_end = time.perf_counter(), time.process_time()
@@ -52,18 +70,82 @@ def row(what: str, budget: Budget) -> list[str]:
     return [name, *map(str, numbers), *gaps, *times, f"{peak:.0f}"]
 
 
+def row_of_stages(case: tuple[str, Budget, list[int]]) -> list[str]:
+    """Search once in some numbers of stages; return a line of the table."""
+    what, budget, counts = case
+    name, _, cluster = what.partition("@")
+    model = recorded(name).model
+    from tensoropt.profiling.hardware import named
+    from tensoropt.search.candidates.search_candidates import search_with_stages
+    from tensoropt.search.request import Request
+
+    os.environ["TENSOROPT_WORKERS"] = "1"  # others would shorten the candidates' times, which are simulated
+    hardware = named(cluster)
+    start = time.perf_counter()
+    request = Request(model, hardware, None, budget=budget, stages=tuple(counts))
+    found = search_with_stages(request, hardware.n_devices).frontier()
+    seconds = time.perf_counter() - start
+    of_each = [sum(sum(stage.seconds_by_phase.values()) for stage in each.frontiers) for each in found.searched]
+    simulated = [seconds - sum(of_each) + queued(of_each, n_cores) for n_cores in CORES]
+    numbers = [str(hardware.n_devices), str(len(found)), f"{found.gaps.max():.2%}", str(len(of_each))]
+    return [name, *numbers, *(f"{each:.2f}" for each in (seconds, *simulated))]
+
+
+def queued(seconds: list[float], n_cores: int) -> float:
+    """Return when all searches have ended that cores take one after the other, in this order."""
+    free_at = [0.0] * n_cores
+    for each in seconds:
+        heapq.heapreplace(free_at, free_at[0] + each)
+    return max(free_at)
+
+
+def curve_seconds(_: object) -> float:
+    """Return the seconds from the recorded model to its curve."""
+    from tensoropt.profiling.hardware import named
+    from tensoropt.search.options import profiling
+    from tensoropt.search.request import Request
+
+    name, cluster, counts = CURVE
+    model = recorded(name).model
+    start = time.perf_counter()
+    profiling([(Request(model, named(cluster), None), count) for count in counts])
+    return time.perf_counter() - start
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", default=DEFAULT, metavar="MODEL[:SIZE=N,...]@CLUSTER")
+    parser.add_argument("cases", nargs="*", metavar="MODEL[:SIZE=N,...]@CLUSTER")
     parser.add_argument("--gap", type=float, default=1.0, help="in percent, that is small enough to stop; default: 1")
     parser.add_argument("--seconds", type=float, default=2.0, help="for refining; default: 2")
+    parser.add_argument("--stages", metavar="COUNT[,...]", help="search plans in stages, such as 1,2,4")
+    parser.add_argument("--curve", action="store_true")
+    parser.add_argument("--table3", action="store_true")
     given = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     budget = Budget(seconds=given.seconds, gap=given.gap / 100)
+    names = given.cases or (() if given.curve or given.table3 else DEFAULT)
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        found = pool.imap(partial(row, budget=budget), given.cases, chunksize=1)
-        rows = list(tqdm(found, total=len(given.cases), disable=None, leave=False))
-    print(tabulate(rows, HEADERS, disable_numparse=True, stralign="right"))
+        if given.stages is not None:
+            counts = list(map(int, given.stages.split(",")))
+            rows = _shown(pool, row_of_stages, [(name, budget, counts) for name in names])
+            print(tabulate(rows, OF_STAGES, disable_numparse=True, stralign="right"))
+        elif names:
+            rows = _shown(pool, row, [(name, budget, "ft-ldp") for name in names])
+            print(tabulate(rows, HEADERS, disable_numparse=True, stralign="right"))
+        if given.table3:
+            cases = [(case, budget, name) for case in TABLE_3 for name in ("ft-elimination", "ft-ldp")]
+            rows = [[case[2], *each] for case, each in zip(cases, _shown(pool, row, cases), strict=True)]
+            print(tabulate(rows, ["algorithm", *HEADERS], disable_numparse=True, stralign="right"))
+        if given.curve:
+            name, cluster, counts = CURVE
+            (seconds,) = pool.map(curve_seconds, [None])
+            print(f"profiling curve of {name} on {', '.join(map(str, counts))} devices of {cluster}: {seconds:.2f} s")
+
+
+def _shown(pool: Any, of_case: Callable[[Any], list[str]], cases: list[Any]) -> list[list[str]]:
+    from tqdm import tqdm
+
+    return list(tqdm(pool.imap(of_case, cases, chunksize=1), total=len(cases), disable=None, leave=False))
 
 
 if __name__ == "__main__":
