@@ -139,7 +139,7 @@ class Plan:
     @property
     def splits_nothing(self) -> bool:
         """Return whether each device computes the same, on its own."""
-        return self.stages[0].n_devices == self.mesh.n_devices and not (self.n_split_operators or self.n_collectives)
+        return len(self.stages[0].devices) == self.mesh.n_devices and not (self.n_split_operators or self.n_collectives)
 
     @property
     def orders(self) -> Orders:
