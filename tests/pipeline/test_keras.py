@@ -267,8 +267,19 @@ def dense(*between: keras.layers.Layer, kind: type = keras.Model) -> keras.Model
     return kind(inputs, keras.layers.Dense(4)(x))
 
 
-def with_own_step() -> keras.Model:
-    model = dense(kind=OwnStep)
+class TwoOptimizers(keras.Model):
+    def train_step(self, batch: Any) -> Any:
+        (x, y), variables = batch, self.trainable_variables
+        with tf.GradientTape(persistent=True) as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        for optimizer, trained in (self.optimizer, variables[:2]), (self.other, variables[2:]):
+            optimizer.apply(tape.gradient(loss, trained), trained)
+        return {"loss": loss}
+
+
+def with_own_step(kind: type = OwnStep) -> keras.Model:
+    model = dense(kind=kind)
+    model.other = keras.optimizers.SGD(0.1)
     model.compile("sgd", "mse")
     return model
 
@@ -283,6 +294,7 @@ def with_own_step() -> keras.Model:
         (dense, Mixing(0.1), {}, "optimizer Mixing can't update the parameters of each stage by themselves"),
         (lambda: dense(keras.layers.BatchNormalization()), "sgd", {"micro_batches": 2}, "batch normalisation.*es=1"),
         (with_own_step, None, {}, "computes with its gradients.*without stages"),
+        (lambda: with_own_step(TwoOptimizers), None, {}, "optimizer SGD .*: a stage has none of them; use stages=1"),
     ],
 )
 def test_what_stages_dont_allow_gets_a_sentence(model: Any, optimizer: Any, changed: dict[str, Any], said: str) -> None:
