@@ -29,12 +29,12 @@ def reduce_in_order(shards: Sequence[Array], op: str = "sum", out: Array | None 
     """
     if op not in REDUCTIONS:
         raise ValueError(f"unknown reduction {op!r}; expected one of {', '.join(REDUCTIONS)}")
-    function = REDUCTIONS[op]
+    function, dtype = REDUCTIONS[op], shards[0].dtype
     if out is None:
         out = np.empty_like(shards[0])
     if len(shards) == 1:
         np.copyto(out, shards[0])
-    elif op == "sum" and is_low_precision(shards[0].dtype):
+    elif op == "sum" and (dtype.kind == "V" or (dtype.kind == "f" and dtype.itemsize <= 2)):  # bfloat16 and float8, float16
         total = shards[0].astype(np.float32)
         for shard in shards[1:]:
             np.add(total, shard.astype(np.float32), out=total)
@@ -44,8 +44,3 @@ def reduce_in_order(shards: Sequence[Array], op: str = "sum", out: Array | None 
         for shard in shards[2:]:
             function(out, shard, out=out)
     return out
-
-
-def is_low_precision(dtype: np.dtype[Any]) -> bool:
-    """Return whether sums need a wider type: float16, and the extension types bfloat16 and float8 (kind V)."""
-    return dtype.kind == "V" or (dtype.kind == "f" and dtype.itemsize <= 2)

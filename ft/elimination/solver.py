@@ -81,11 +81,7 @@ class Solver:
         raise failure
 
     def _eliminate_exactly(self, graph: TableGraph) -> Effort | None:
-        """Eliminate while it is cheap: all variables, or with LDP all that are not marked.
-
-        Returns:
-            None when done, else the elimination that would take too much.
-        """
+        """Eliminate all variables, or with LDP all that are not marked; return None, or what would take too much."""
         for variable in graph.variables:
             if graph.n_states(variable) == 1:
                 graph.settle(variable)

@@ -234,11 +234,7 @@ def _record_step(
     recording: Recording, method: str, name: str, classic: Classic, variables: Sequence[tf.Variable],
     counter: tf.Variable | None, loss: tf.Tensor | None = None, gradients: Sequence[Any] = (),
 ) -> tf.Operation:  # fmt: skip
-    """Record a step that minimises a loss, or that updates by gradients.
-
-    Raises:
-        InputError: a variable can't be trained, the counter can't be incremented, or a hyperparameter is foreign.
-    """
+    """Record a step that minimises a loss, or that updates by gradients."""
     named = [("var_list", variable) for variable in variables]
     if counter is not None:
         named.append(("global_step", counter))

@@ -91,11 +91,7 @@ def _ends(graph: Graph, gradients: Gradients) -> tuple[set[str], list[Tensor], l
 
 
 def _of_pass(graph: Graph, gradients: Gradients, backward: Backward | None) -> Backward:
-    """Return the backward pass found for gradients.
-
-    Raises:
-        InputError: none was found, since the loss depends on no trained variable in a way that has a gradient.
-    """
+    """Return the backward pass found for gradients."""
     if backward is None:
         loss = graph.producers[gradients.loss.name].where()
         raise InputError(
@@ -230,11 +226,7 @@ def _pattern(tensor: Tensor) -> tuple[int, ...]:
 def _followed(
     graph: Graph, names: Container[str], results: Sequence[Tensor], variables: Sequence[Tensor]
 ) -> Backward | None:
-    """Return the backward pass from ``results`` to ``variables``, composed of what each operator's gradient does.
-
-    Returns:
-        None where no gradient comes to any of the variables.
-    """
+    """Return the backward pass from ``results`` to ``variables`` by each operator's gradient; None where none gets there."""
     asking = _Asking(graph)
     operators = [op for op in graph.operators.values() if op.name in names and op.updates is None]
     starts = {tensor.name for tensor in variables}

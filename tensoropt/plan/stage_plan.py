@@ -211,9 +211,6 @@ def _check_config(op: Operator, row: PlannedOperator, reason: str, rule: Rule) -
     """Check that the operator can have its planned config, and that the planned results follow from it.
 
     A plan's file may have been changed by hand.
-
-    Raises:
-        InputError: it can't, or they don't.
     """
     if reason:
         raise InputError(

@@ -99,11 +99,7 @@ def _candidate(point: Row, conditions: Wanted) -> dict[str, Any]:
 
 
 def _of_samples(row: Row, time_us: float, conditions: Wanted) -> tuple[float | None, float | None]:
-    """Return the hours and the price of training on all samples with steps of a time, as far as they are known.
-
-    Raises:
-        InputError: samples are asked about, and the batch isn't known.
-    """
+    """Return the hours and the price of training on all samples with steps of a time, as far as they are known."""
     if conditions.samples is None:
         return None, None
     if not row["batch"]:

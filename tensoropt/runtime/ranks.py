@@ -359,11 +359,7 @@ def _visible_gpus() -> tuple[Gpu, ...] | InputError:
 
 
 def _gpus_of(visible: Sequence[tuple[Gpu, ...] | InputError], hosts: Sequence[str], rank: int) -> tuple[Gpu, ...]:
-    """Return each rank's GPU, of which this one has taken its own; all ranks compute the same from what all see.
-
-    Raises:
-        InputError: they can't be shared out, or a rank can't tell which it sees.
-    """
+    """Return each rank's GPU, of which this one has taken its own; all ranks compute the same from what all see."""
     gpus: list[tuple[Gpu, ...]] = []
     for number, rank_gpus in enumerate(visible):
         if isinstance(rank_gpus, InputError):

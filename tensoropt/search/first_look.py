@@ -164,11 +164,7 @@ def _evaluated(request: Request, mesh: Mesh, n: int, is_coarse: bool) -> ModelFr
 
 
 def _corners(problem: StrategyProblem) -> Frontier:
-    """Return the fastest strategy and some towards the least memory, each the least of a weighted sum.
-
-    Raises:
-        InfeasibleError: no strategy is possible.
-    """
+    """Return the fastest strategy and some towards the least memory, each the least of a weighted sum."""
     search = WeightedSearch(problem.problem)
     most_mem, most_time = (float(max(bound, 1)) for bound in search.most)
     leanest, fastest = search.least((1.0, LITTLE * most_mem / most_time)), search.least((LITTLE * most_time / most_mem, 1.0))

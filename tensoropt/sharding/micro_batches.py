@@ -147,11 +147,7 @@ def _refused(n: int, reason: str, advice: str = "use micro_batches=1") -> InputE
 
 
 def _batch(graph: Graph, n: int) -> int:
-    """Return the number of samples of the batch: the first dimension of what is fed to the training step.
-
-    Raises:
-        InputError: no batch is fed, or ``n`` doesn't divide its length.
-    """
+    """Return the number of samples of the batch: the first dimension of what is fed to the training step."""
     feeds = [op for op in graph.step_operators if op.type == PLACEHOLDER and op.result.shape]
     if not feeds:
         raise _refused(n, "it isn't fed a batch")

@@ -290,11 +290,7 @@ class Stages:
 
     @cached_property
     def _homes(self) -> dict[str, int]:
-        """The stage that each variable belongs to: the first that uses it for more than what follows from variables.
-
-        Raises:
-            InputError: a variable is updated in a later stage.
-        """
+        """The stage that each variable belongs to: the first that uses it for more than what follows from variables."""
         graph, first = self.whole.graph, first_uses(self.whole.graph)
         updated_in: dict[str, set[int]] = {}
         for op in graph.operators.values():

@@ -66,11 +66,7 @@ class StagesAlike(Stages):
 
     @cached_property
     def _homes(self) -> dict[str, int]:
-        """The stage of each variable: that of the planned step, or for another one the first that uses it.
-
-        Raises:
-            InputError: a variable is updated in another stage.
-        """
+        """The stage of each variable: that of the planned step, or for another one the first that uses it."""
         graph, homes = self.whole.graph, {}
         for variable in graph.variables:
             updaters = {self._in_order[op.name] for op in graph.operators.values() if op.updates == variable.name}

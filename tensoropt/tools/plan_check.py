@@ -170,11 +170,6 @@ class _Rank:
         """Return the seconds of each collective, [steps, calls]."""
         return np.array([[call.seconds for call in step] for step in self.calls]).reshape(len(self.calls), -1)
 
-    @property
-    def copies_s(self) -> np.ndarray:
-        """Return the seconds of reshardings outside of their collectives, [steps]."""
-        return np.array(self.paths_s) - self.calls_s.sum(axis=1)
-
 
 @dataclass(frozen=True)
 class _Submesh:
@@ -196,7 +191,7 @@ class _Submesh:
 
     @property
     def network_us(self) -> float:
-        copies_us = np.max([rank.copies_s for rank in self.ranks], axis=0) * 1e6
+        copies_us = np.max([np.array(rank.paths_s) - rank.calls_s.sum(axis=1) for rank in self.ranks], axis=0) * 1e6
         return float(np.median(self.transfers_us.sum(axis=1) + copies_us))
 
     @property

@@ -260,11 +260,7 @@ class Runs:
     # Memory
 
     def _fitting(self, kind: str, signature: Signature, model: Model) -> int:
-        """Return in how many micro-batches a program runs, so that it fits the memory limit.
-
-        Raises:
-            InputError: it doesn't fit; the message says the longest, or how many samples, that do.
-        """
+        """Return in how many micro-batches a program runs, so that it fits the memory limit."""
         is_larger = signature.extents != self.signature.extents or signature.batch_size > self.signature.batch_size
         if not is_larger and self.planned.execution.plan.micro_batches == 1:
             return 1

@@ -235,11 +235,7 @@ class Trainer(Planned, LiveModel):
         return self._saving.as_trained()
 
     def _arguments(self, method: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
-        """Return a call's arguments by name, with the trainer's defaults: the plan's batch size, output on rank 0 only.
-
-        Raises:
-            InputError: Keras's method has no such argument.
-        """
+        """Return a call's arguments by name, with the trainer's defaults: the plan's batch size, output on rank 0 only."""
         signature = inspect.signature(getattr(keras.Model, method))
         names = [name for name, spec in signature.parameters.items() if spec.kind is not spec.VAR_KEYWORD and name != "self"]
         for name in keywords:

@@ -233,11 +233,7 @@ def _fitting(
 
 
 def _check_optimizer(model: keras.Model) -> None:
-    """Check that the optimizer is new or goes on with variables that it first updated, as Keras does.
-
-    Raises:
-        InputError: it is to update others.
-    """
+    """Check that the optimizer is new or goes on with variables that it first updated, as Keras does."""
     variables = frozenset(id(variable) for variable in model.trainable_variables)
     if model.built and not variables <= _updated.setdefault(model.optimizer, variables):
         raise InputError(

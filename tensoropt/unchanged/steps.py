@@ -219,11 +219,7 @@ def _trains(function: Any, arguments: Any, keywords: Any) -> bool:
 
 
 def _run(function: Any, arguments: Any, keywords: Any, options: Callable[[], TrainingOptions]) -> Any:
-    """Run a training step, with a plan for each of the values that aren't tensors, as TensorFlow has a trace for each.
-
-    Raises:
-        InputError: the step can't be captured.
-    """
+    """Run a training step, with a plan for each of the values that aren't tensors, as TensorFlow has a trace for each."""
     leaves = tf.nest.flatten((arguments, keywords))
     if any(isinstance(leaf, tf.data.Dataset) for leaf in leaves):
         raise _reads_dataset()

@@ -61,7 +61,8 @@ class TopologyNetwork:
             return tuple(Work((i,), ((i, round(action.time_ns * slowest / speed)),)) for i, speed in enumerate(speeds))
         axes = tuple(sorted(action.axes))
         candidates = [self._of_pattern(pattern, axes, action) for pattern in _PATTERNS[action.kind]]
-        works = min(candidates, key=lambda works: max(_alone_ns(work) for work in works))
+        # By how long each takes on free resources.
+        works = min(candidates, key=lambda of: max(max((ns for _, ns in w.uses), default=0) + w.latency_ns for w in of))
         return tuple(
             Work(classes, tuple((resource, action.share(ns)) for resource, ns in uses), action.share(latency_ns))
             for classes, uses, latency_ns in works
@@ -85,11 +86,6 @@ class TopologyNetwork:
             latency_ns = 0 if is_measured else round(in_turn * component.latency_us * 1e3)
             works.append(Work(tuple(classes), tuple(sorted(uses.items())), latency_ns))
         return tuple(works)
-
-
-def _alone_ns(work: Work) -> int:
-    """Return how long a work takes on free resources."""
-    return max((ns for _, ns in work.uses), default=0) + work.latency_ns
 
 
 def network_of(hardware: Hardware, mesh: Mesh) -> Network:

@@ -22,7 +22,7 @@ from ...common.gradient_types import carries_gradient
 from ...costs.work_items import largest_operand_shapes
 from ...ir.gradient_info import Backward
 from ...ir.graph import Graph, Operator, Tensor
-from ...lowering.operators import Job, Values, emit
+from ...lowering.operators import Job, emit
 from ...profiling.cpu_caches import spin
 from ...profiling.tensorflow_engine import unoptimized
 from ...rules.registry import rule_of
@@ -160,7 +160,8 @@ def _function(trial: OperatorTrial, copies: int, has_gradients: bool) -> Callabl
     """Return a function that runs the copies one after the other and returns a number when all are done."""
     rank = trial.config.mesh.n_devices - 1  # among uneven blocks, the last is one of the largest
     first_run = [tf.zeros([], tf.int64)]
-    job = Job(trial.op, trial.rule, trial.config, trial.interface, (rank,), _as_it_is, runs=lambda: first_run)
+    as_they_are = lambda k, values: values  # noqa: E731  # reshardings inside of an operator are timed separately
+    job = Job(trial.op, trial.rule, trial.config, trial.interface, (rank,), as_they_are, runs=lambda: first_run)
     n_operands = len(trial.op.operands)
 
     def body(*arguments: tf.Tensor) -> tf.Tensor:
@@ -185,14 +186,6 @@ def _function(trial: OperatorTrial, copies: int, has_gradients: bool) -> Callabl
         body, input_signature=signature, autograph=False
     ).get_concrete_function()
     return concrete
-
-
-def _as_it_is(k: int, values: Values) -> Values:
-    """Return the values unchanged, in place of a resharding inside of an operator.
-
-    Its time is counted separately. The values may also be those with a halo.
-    """
-    return values
 
 
 def _operands(trial: OperatorTrial) -> list[tf.Tensor]:

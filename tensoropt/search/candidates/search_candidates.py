@@ -236,11 +236,7 @@ def search_with_stages(request: Request, parallelism: int) -> CandidateSearch:
 
 
 def _allowed_counts(request: Request, fewest: int) -> tuple[int, ...]:
-    """Return the numbers of stages that a request asks for, of those that go with its placement.
-
-    Raises:
-        InputError: it has what can't be combined with stages.
-    """
+    """Return the numbers of stages that a request asks for, of those that go with its placement."""
     requested = request.stages or (fewest,)
     if fewest > 1 and set(requested) == {1}:
         raise InputError(f"stages=1 is asked for, and operators are placed in {fewest} stages; leave one of the two")

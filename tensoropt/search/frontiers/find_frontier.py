@@ -151,11 +151,7 @@ class _Phases:
 
 
 def _searched(searching: ProblemSearch, problem: StrategyProblem, algorithm: str, is_last: bool) -> Frontier:
-    """Return the frontier of a problem without rematerialization; see :meth:`ProblemSearch.plain`.
-
-    Raises:
-        InputError: there are too many strategies to enumerate.
-    """
+    """Return the frontier of a problem without rematerialization; see :meth:`ProblemSearch.plain`."""
     try:
         return searching.plain(problem, is_last)
     except ValueError as error:

@@ -161,11 +161,7 @@ def _collectives(page: Page, processes: Any) -> None:
 
 
 def _time_of_sum(processes: Any, collectives: str) -> float:
-    """Return the seconds of an all-reduce of :data:`COUNT` numbers between all ranks, over :data:`SECONDS`.
-
-    Raises:
-        TensorOptError: a sum is wrong.
-    """
+    """Return the seconds of an all-reduce of :data:`COUNT` numbers between all ranks, over :data:`SECONDS`."""
     import tensorflow as tf
 
     from ...lowering.resharding.path_callbacks import CollectiveRequest

@@ -44,11 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _point(frontier: FrontierRows, number: str | None, limit_bytes: int | None) -> int:
-    """Return the number of a point: the given one, the fastest within a limit, or the chosen one.
-
-    Raises:
-        InputError: there is no such point, or none fits.
-    """
+    """Return the number of a point: the given one, the fastest within a limit, or the chosen one."""
     from ...report.reading import nothing_fits_text
 
     if number is not None:

@@ -80,11 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _conditions(arguments: argparse.Namespace) -> Wanted:
-    """Return what devices have to meet.
-
-    Raises:
-        InputError: a limit isn't an amount above 0, or samples are given without one that they count for, or the reverse.
-    """
+    """Return what devices have to meet."""
     from ...report.recommendation import Wanted
 
     if (arguments.samples is None) != (arguments.spend is None and arguments.finish_within is None):
@@ -106,11 +102,7 @@ def _amount(text: str, option: str, example: str) -> float:
 
 
 def _searched_curve(arguments: argparse.Namespace, conditions: Wanted) -> dict[str, Any]:
-    """Return the curve of a model, of the largest one that does where that is asked for; print each point at once.
-
-    Raises:
-        InputError: there is no such model, cluster or size, or not even the least size does.
-    """
+    """Return the curve of a model, of the largest one that does where that is asked for; print each point at once."""
     from ...report.recommendation import of_curve
 
     if arguments.cluster is None:

@@ -147,11 +147,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _hosts(arguments: argparse.Namespace) -> Callable[[], list[Host]]:
-    """Return a function that returns the hosts to run on, none for this one; set the number of ranks if it isn't given.
-
-    Raises:
-        InputError: the hosts can't be read, or are too few.
-    """
+    """Return a function that returns the hosts to run on, none for this one; set the number of ranks if it isn't given."""
     if arguments.slots is not None and arguments.n_ranks is not None:
         raise InputError("--slots FILE says how many ranks there are, and -n too; leave -n out")
     file = arguments.slots or arguments.hostfile
@@ -180,11 +176,7 @@ def ranks_by_default(environ: Mapping[str, str] = os.environ, gpus: Path = _GPUS
 
 
 def _program(arguments: argparse.Namespace) -> tuple[list[str], Path | None]:
-    """Return the program's command line, and the file of its code; None for a module that isn't Python source.
-
-    Raises:
-        InputError: there is no program, or not so many ranks.
-    """
+    """Return the program's command line, and the file of its code; None for a module that isn't Python source."""
     program = list(arguments.program)
     if program[:1] == ["--"]:
         program = program[1:]
@@ -200,11 +192,7 @@ def _program(arguments: argparse.Namespace) -> tuple[list[str], Path | None]:
 
 
 def _module_file(name: str) -> Path | None:
-    """Return the file of a module that Python would find from the current folder.
-
-    Raises:
-        InputError: there is no such module.
-    """
+    """Return the file of a module that Python would find from the current folder."""
     sys.path.insert(0, os.getcwd())
     try:
         spec = importlib.util.find_spec(name)
@@ -248,11 +236,7 @@ def _is_for_ranks(file: Path | None) -> bool:
 
 
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of plans that are given, as ``parallelize`` takes them.
-
-    Raises:
-        InputError: one isn't a number that must be.
-    """
+    """Return the options of plans that are given, as ``parallelize`` takes them."""
     options: dict[str, Any] = {}
     for name in OF_PLANS:
         text = getattr(arguments, name)
@@ -268,11 +252,7 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _survival(arguments: argparse.Namespace) -> Survival | None:
-    """Return how the run survives; None if no option says that it is to.
-
-    Raises:
-        InputError: an option has a wrong value, or is for another one that isn't given.
-    """
+    """Return how the run survives; None if no option says that it is to."""
     options = {name: getattr(arguments, name) for name in OF_SURVIVING if getattr(arguments, name) is not None}
     folder = options.get("checkpoint")
     if folder is None and (arguments.fresh or {"every", "keep", "requeue_code"} & options.keys()):

@@ -60,11 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _hardware(name: str | None, assumed: Any) -> Hardware:
-    """Return the cluster that was given, or the shipped one that the plan was found for.
-
-    Raises:
-        InputError: there is no such hardware.
-    """
+    """Return the cluster that was given, or the shipped one that the plan was found for."""
     if name is not None:
         return resolve(name)
     try:

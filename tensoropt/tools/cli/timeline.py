@@ -61,11 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _make(folder: Path, traces: Sequence[Path]) -> None:
-    """Make the folder for the traces, and make sure that they can be written and replace nothing but traces.
-
-    Raises:
-        InputError: they can't, or would.
-    """
+    """Make the folder for the traces, and make sure that they can be written and replace nothing but traces."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"traces can't be saved in '{folder}': that is a file; give a folder")
     try:
