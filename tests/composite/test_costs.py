@@ -52,15 +52,12 @@ def test_a_loop_keeps_for_each_trip_what_its_gradient_reads() -> None:
     costing = costing_of(model)
     whole, half = costs(costing, loop, "-"), costs(costing, loop, "d0:a")
     # Of each of 4 trips the state, which the product reads, and the result of tanh; the weight is kept by itself, and once.
-    assert whole[0] == 4 * 2 * BATCH * UNITS * DOUBLE + _kept_results(costing, loop)
+    kept_results = sum(tensor.mem_bytes for tensor in loop.outputs if tensor.name in costing.saved)
+    assert whole[0] == 4 * 2 * BATCH * UNITS * DOUBLE + kept_results
     assert half[0] * 2 == whole[0]
     # A product forward and one for each of its two gradients, tanh forward and backward.
     assert whole[1] == 4 * (3 * 2 * BATCH * UNITS * UNITS + 2 * BATCH * UNITS)
     assert half[1] * 2 == whole[1]
-
-
-def _kept_results(costing: OperatorCosting, op: Operator) -> int:
-    return sum(tensor.mem_bytes for tensor in op.outputs if tensor.name in costing.saved)
 
 
 def test_a_custom_gradient_costs_its_backward_pass_and_keeps_what_it_reads() -> None:

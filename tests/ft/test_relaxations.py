@@ -77,13 +77,9 @@ def nearest(problem: Problem, transient: Transient, gap: float, check) -> Fronti
         else:
             relaxations.prove(relaxation, found.lower_bound())
             there = know(found)
-            best = replace(best, bound=there.lower_bound()).with_points(*costs_and_strategies(there))
+            best = replace(best, bound=there.lower_bound()).with_points(there.mem_bytes, there.time_ns, there.strategies)
         check(relaxations.bound, relaxation)
     raise AssertionError("there is no end")
-
-
-def costs_and_strategies(found: Frontier) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return found.mem_bytes, found.time_ns, found.strategies
 
 
 @pytest.mark.parametrize("seed", first(120, range(5_000)))

@@ -150,11 +150,7 @@ def uncut_engine(
 
 
 def train_and_check(engine: Engine, model: zoo.Recorded, tolerance: float = EXACT) -> None:
-    """Three steps: on every rank of this process the losses are those of one device.
-
-    Raises:
-        AssertionError: they aren't, or the collectives that were executed aren't those that the strategy is charged for.
-    """
+    """Three steps: on every rank of this process the losses are those of one device."""
     fetch = training_fetch(model)
     for step, batch in enumerate(model.batches):
         (losses,) = engine.run(fetch, feeds_of(model.graph, batch))
@@ -186,12 +182,7 @@ def _assert_all_close(values: Sequence[np.ndarray], expected: np.ndarray, tolera
 def assert_variables(
     model: zoo.Recorded, view: StrategyView, shards: Mapping[str, Sequence[np.ndarray]], tolerance: float = EXACT
 ) -> None:
-    """All variables, moving averages included, are those of one device; replicas are equal to the bit.
-
-    Raises:
-        AssertionError: a variable is not.
-        ValueError: replicas differ, or a piece has the wrong shape.
-    """
+    """All variables, moving averages included, are those of one device; replicas are equal to the bit."""
     for op in model.graph.variables:
         whole = gather(shards[op.name], view.layout(op.result), op.result.shape)
         assert_close(whole, model.reference.variables[op.name], tolerance, f"variable {op.name}")

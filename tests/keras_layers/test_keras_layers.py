@@ -16,22 +16,10 @@ from keras_layers.entries import BATCH_SIZE, Entry, training_of
 
 pytestmark = pytest.mark.usefixtures("graphs_as_built")
 ENTRIES: tuple[Entry, ...] = (
-    *catalog.CORE,
-    *catalog.ACTIVATIONS,
-    *catalog.ATTENTION,
-    *catalog.CONVOLUTIONS,
-    *catalog.MERGING,
-    *catalog.NORMALIZATION,
-    *catalog.POOLING,
-    *catalog.REGULARIZATION,
-    *catalog.RESHAPING,
-    *catalog.RECURRENT,
-    *preparing.COLORS,
-    *preparing.PLACES,
-    *preparing.SEVERAL,
-    *preparing.SOUNDS,
-    *preparing.COLUMNS,
-)
+    *catalog.CORE, *catalog.ACTIVATIONS, *catalog.ATTENTION, *catalog.CONVOLUTIONS, *catalog.MERGING, *catalog.NORMALIZATION,
+    *catalog.POOLING, *catalog.REGULARIZATION, *catalog.RESHAPING, *catalog.RECURRENT, *preparing.COLORS, *preparing.PLACES,
+    *preparing.SEVERAL, *preparing.SOUNDS, *preparing.COLUMNS,
+)  # fmt: skip
 NOT_HELD = {
     "InputLayer": "is in every model",
     "InputSpec": "is no layer",

@@ -23,22 +23,11 @@ from models.catalog import APPLICATIONS, SEQUENCES
 # Strategy of each shallow model: a seed, or a plan. By default one, beside the Transformers of SINGLE and ADAM.
 FAST = (("resnet", "3"),)
 ALIKE = (
-    ("resnet", "0"),
-    ("encoder_decoder_of_one_layer", "smallest"),
-    ("convnext", "fastest"),
-    ("mobilenet_v3", "0"),
-    ("gpt_of_one_layer", "0"),
-    ("densenet", "fastest"),
-    ("bert_of_one_layer", "0"),
-    ("resnet_v2", "fastest"),
-    ("efficientnet", "0"),
-    ("efficientnet_v2", "smallest"),
-    ("fnet_of_one_layer", "0"),
-    ("vit_of_one_layer", "fastest"),
-    ("gru_of_one_layer", "fastest"),
-    ("gru_unrolled_of_one_layer", "0"),
-    ("lstm_of_one_layer", "2"),
-)
+    ("resnet", "0"), ("encoder_decoder_of_one_layer", "smallest"), ("convnext", "fastest"), ("mobilenet_v3", "0"),
+    ("gpt_of_one_layer", "0"), ("densenet", "fastest"), ("bert_of_one_layer", "0"), ("resnet_v2", "fastest"),
+    ("efficientnet", "0"), ("efficientnet_v2", "smallest"), ("fnet_of_one_layer", "0"), ("vit_of_one_layer", "fastest"),
+    ("gru_of_one_layer", "fastest"), ("gru_unrolled_of_one_layer", "0"), ("lstm_of_one_layer", "2"),
+)  # fmt: skip
 SINGLE = (("bert_of_one_layer", "3"), ("bert_of_one_layer", "1"), ("resnet", "fastest"))
 ADAM = (("vit_of_one_layer", "3"), ("vit_of_one_layer", "1"), ("gpt_untied_of_one_layer", "0"), ("lstm_of_one_layer", "1"))
 pytestmark = pytest.mark.usefixtures("graphs_as_built")

@@ -114,12 +114,7 @@ def on_one_device(entry: Entry, model: keras.Model, optimizer: Any, program: Cap
 
 
 def by_strategy(case: Case, view: StrategyView, path_finder: PathFinder | None = None) -> Iterator[Step]:
-    """The same steps by a strategy, all ranks in this process.
-
-    Raises:
-        ValueError: replicas of a variable differ, by a last bit even.
-        AssertionError: ranks have different losses.
-    """
+    """The same steps by a strategy, all ranks in this process."""
     mesh = view.strategy.mesh
     backend = EmulatedBackend(mesh)
     engine = uncut_engine(view, path_finder or PathFinder(PlainCosts()), backend, lambda name: case.first_values[name])

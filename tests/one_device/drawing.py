@@ -152,11 +152,7 @@ def refusal(draw: Draw) -> str | None:
 
 
 def plan_of(draw: Draw) -> Plan:
-    """Return the plan of a draw.
-
-    Raises:
-        InputError: there can be none.
-    """
+    """Return the plan of a draw."""
     rng, hardware, model = draw.rng, named(draw.cluster), draw.model
     if draw.kind == POINT:
         return _point(rng, draw, hardware)

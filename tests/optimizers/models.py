@@ -206,11 +206,7 @@ def check(
     tolerance: float = 1e-10,
     prefers: Callable[[Config], bool] | None = None,
 ) -> Engine:
-    """Train by a random strategy: losses, variables, and all that the optimizer keeps are one device's.
-
-    Raises:
-        AssertionError: they aren't, or other collectives were executed than charged.
-    """
+    """Train by a random strategy: losses, variables, and all that the optimizer keeps are one device's."""
     engine = case.engine(mesh, seed, backend, prefers)
     fetch = Fetch(((case.graph.tensors[case.loss], False),), ("train",))
     for step, (batch, expected) in enumerate(zip(case.batches, case.expected.losses, strict=True)):

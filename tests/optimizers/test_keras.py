@@ -67,14 +67,6 @@ def without_decay_of_first(variables: list[Any]) -> Any:
     return optimizer
 
 
-def scaled_and_accumulated(variables: list[Any]) -> Any:
-    return optimizers.SGD(0.1, loss_scale_factor=8.0, clipnorm=0.05, gradient_accumulation_steps=2)
-
-
-def clipped_lamb(variables: list[Any]) -> Any:
-    return optimizers.Lamb(0.05, global_clipnorm=0.1, gradient_accumulation_steps=2, weight_decay=0.1)
-
-
 def changed_learning_rate(variables: list[Any]) -> Any:
     optimizer = optimizers.SGD(0.5, momentum=0.9)
     optimizer.learning_rate = 0.05
@@ -84,7 +76,7 @@ def changed_learning_rate(variables: list[Any]) -> Any:
 CASES: dict[str, tuple[str, Callable[[list[Any]], Any]]] = {
     "sgd": ("mlp", lambda v: optimizers.SGD(0.1, momentum=0.9, nesterov=True, clipnorm=0.05)),
     "sgd-ema": ("cnn", lambda v: optimizers.SGD(0.1, global_clipnorm=0.1, use_ema=True, ema_overwrite_frequency=2)),
-    "sgd-scaled": ("mlp", scaled_and_accumulated),
+    "sgd-scaled": ("mlp", lambda v: optimizers.SGD(0.1, loss_scale_factor=8, clipnorm=0.05, gradient_accumulation_steps=2)),
     "sgd-set": ("mlp", changed_learning_rate),
     "rmsprop": ("mlp", lambda v: optimizers.RMSprop(0.01, momentum=0.9, centered=True, clipvalue=0.02)),
     "adam": ("mlp", lambda v: optimizers.Adam(schedules.CosineDecay(0.05, 5), global_clipnorm=0.1)),
@@ -96,7 +88,9 @@ CASES: dict[str, tuple[str, Callable[[list[Any]], Any]]] = {
     "nadam": ("mlp", lambda v: optimizers.Nadam(schedules.PiecewiseConstantDecay([2], [0.05, 0.01]))),
     "ftrl": ("mlp", lambda v: optimizers.Ftrl(0.1, l1_regularization_strength=0.01, l2_regularization_strength=0.01)),
     "lion": ("mlp", lambda v: optimizers.Lion(0.01, weight_decay=0.1, clipvalue=0.01)),
-    "lamb-clipped": ("mlp", clipped_lamb),
+    "lamb-clipped": (
+        "mlp", lambda v: optimizers.Lamb(0.05, global_clipnorm=0.1, gradient_accumulation_steps=2, weight_decay=0.1)
+    ),
     "adafactor": ("mlp", lambda v: optimizers.Adafactor(0.05, clipnorm=0.1)),
     "muon": ("mlp", lambda v: optimizers.Muon(0.01)),
     "schedule-free": ("mlp", lambda v: optimizers.ScheduleFreeAdamW(0.01, warmup_steps=2)),

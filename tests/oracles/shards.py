@@ -15,9 +15,6 @@ def scatter(array: Array, layout: Layout, rng: np.random.Generator | None = None
 
     Where the layout is partial the shards are summands of the array: integers drawn from ``rng`` (a fixed seed if None)
     on all coordinates but the last, which has the rest. They add up exactly where the array holds integers.
-
-    Raises:
-        ValueError: the layout does not fit the array.
     """
     if not layout.fits(array.shape):
         raise ValueError(f"layout {layout} on mesh {layout.mesh} leaves blocks of {array.shape} empty; split less")
@@ -36,11 +33,7 @@ def scatter(array: Array, layout: Layout, rng: np.random.Generator | None = None
 
 
 def gather(shards: Sequence[Array], layout: Layout, shape: Shape) -> Array:
-    """Return the tensor of ``shape`` from the shards of all ranks.
-
-    Raises:
-        ValueError: a shard has the wrong shape, or replicas differ.
-    """
+    """Return the tensor of ``shape`` from the shards of all ranks."""
     mesh, partial = layout.mesh, layout.partial
     summands = [np.zeros(shape, shards[0].dtype) for _ in range(mesh.size_of(partial))]
     first_holder: dict[tuple[int, int], int] = {}

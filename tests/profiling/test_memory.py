@@ -66,9 +66,6 @@ def test_ranks_share(tmp_path):
             available_memory_bytes(ranks, root)
 
 
-def test_without_proc_the_physical_memory_counts(tmp_path):
-    assert available_memory_bytes(1, tmp_path) > GB // 10
-
-
-def test_this_machine():
+def test_this_machine_and_one_without_proc_whose_physical_memory_counts(tmp_path):
     assert 1 < available_memory_bytes(2) <= available_memory_bytes(1)
+    assert available_memory_bytes(1, tmp_path) > GB // 10

@@ -30,30 +30,23 @@ def opened(path: Path, said: list[str], environment: str = HERE, patience_s: flo
     return Store(path, environment, said.append, patience_s)
 
 
-def test_what_was_measured_is_there_in_the_next_run(tmp_path):
-    said: list[str] = []
-    path = tmp_path / "caches" / FILE
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+def test_what_was_measured_is_there_in_the_next_run(tmp_path, said):
+    path, kept = tmp_path / "caches" / FILE, ({"a": measured("a", 4.0), "b": measured("b")}, {"plan": (0.25, 0.3)})
     with closing(opened(path, said)) as store:
         store.add([measured("a"), measured("b")])
         store.add([measured("a", 4.0)])
-        assert store.measured == {"a": measured("a", 4.0), "b": measured("b")}
-    with closing(opened(path, said)) as store:
-        assert store.measured == {"a": measured("a", 4.0), "b": measured("b")}
-    with closing(opened(path, said, "a device, TensorFlow 2.22")) as store:
-        assert store.measured == {}
-    assert said == []
-
-
-def test_interleaved_steps_are_stored_for_the_next_run(tmp_path):
-    said: list[str] = []
-    with closing(opened(tmp_path / FILE, said)) as store:
         store.add_step_s("plan", 0.2, 0.3)
         store.add_step_s("plan", 0.25, 0.3)
-        assert store.step_s == {"plan": (0.25, 0.3)}
-    with closing(opened(tmp_path / FILE, said)) as store:
-        assert store.step_s == {"plan": (0.25, 0.3)}
-    with closing(opened(tmp_path / FILE, said, "another device")) as store:
-        assert store.step_s == {}
+        assert (store.measured, store.step_s) == kept
+    with closing(opened(path, said)) as store:
+        assert (store.measured, store.step_s) == kept
+    with closing(opened(path, said, "a device, TensorFlow 2.22")) as store:
+        assert (store.measured, store.step_s) == ({}, {})
     assert said == []
 
 
@@ -85,26 +78,23 @@ def cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
-def scribbled(path: Path) -> None:
-    path.write_text("no database at all, but long enough to be taken for one" * 20)
-
-
 def another_version(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA user_version = 7")
 
 
-@pytest.mark.parametrize(("harm", "why"), [(cut, "malformed|not a database"), (scribbled, "not a database"),
-                                           (another_version, "version 7, expected 4")])
-def test_a_broken_store_is_set_aside_and_rebuilt(tmp_path, harm, why):
-    said: list[str] = []
+@pytest.mark.parametrize(
+    ("harm", "why"),
+    [(cut, "malformed|not a database"), (lambda path: path.write_text("no database, but long" * 50), "not a database"),
+     (another_version, "version 7, expected 4")],
+)  # fmt: skip
+def test_a_broken_store_is_set_aside_and_rebuilt(tmp_path, said, harm, why):
     path = tmp_path / FILE
     with closing(opened(path, said)) as store:
         store.add([measured(str(i)) for i in range(2_000)])
     harm(path)
     with closing(opened(path, said)) as store:
-        assert len(said) == 1
-        assert re.search(why, said[0])
+        assert len(said) == 1 and re.search(why, said[0])
         assert "is broken" in said[0] and "a new one begun" in said[0]
         assert store.measured == {}
         store.add([measured("a")])
@@ -114,8 +104,7 @@ def test_a_broken_store_is_set_aside_and_rebuilt(tmp_path, harm, why):
     assert len(list(tmp_path.glob(f"{FILE}.broken-*"))) == 1
 
 
-def test_a_locked_store_is_done_without_and_said_so_once(tmp_path):
-    said: list[str] = []
+def test_a_locked_store_is_done_without_and_said_so_once(tmp_path, said):
     path = tmp_path / FILE
     with closing(opened(path, said)) as store:
         store.add([measured("a")])
@@ -145,8 +134,7 @@ def folder_of_a_user(tmp_path) -> Iterator[Path]:
             os.seteuid(0)
 
 
-def test_a_read_only_store_is_read(folder_of_a_user):
-    said: list[str] = []
+def test_a_read_only_store_is_read(folder_of_a_user, said):
     path = folder_of_a_user / FILE
     with closing(opened(path, said)) as store:
         store.add([measured("a")])
@@ -158,8 +146,7 @@ def test_a_read_only_store_is_read(folder_of_a_user):
     assert len(said) == 1 and "can't be used" in said[0]
 
 
-def test_a_folder_that_cannot_be_made_is_done_without(tmp_path):
-    said: list[str] = []
+def test_a_folder_that_cannot_be_made_is_done_without(tmp_path, said):
     (tmp_path / "file").write_text("")
     store = opened(tmp_path / "file" / FILE, said)
     store.add([measured("a")])

@@ -31,11 +31,7 @@ TRIES = 50
 
 
 def plan_of(options: CaseOptions, seed: int, request: Request, option: str) -> Plan:
-    """The plan of a case, where :func:`tensoropt.search.options.find_answer` is asked for one.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The plan of a case, where :func:`tensoropt.search.options.find_answer` is asked for one."""
     rng = random.Random(f"plan {seed}")
     if options.kind == "random":
         return _random_plan(rng, options, request)

@@ -121,11 +121,7 @@ def _of_optimizer(variables: Iterable[keras.Variable]) -> dict[str, np.ndarray]:
 
 
 def by_plan(case: Case, training: Training) -> Numbers:
-    """The same by a plan, all ranks in this process.
-
-    Raises:
-        TensorOptError: it is refused.
-    """
+    """The same by a plan, all ranks in this process."""
     options = case.options
     with mock.patch.object(asked_plan, "find_answer", partial(_planned, case)):
         trainer = tensoropt.parallelize(
@@ -180,11 +176,7 @@ def _logs(case: Case, training: Training, trained: keras.Model) -> dict[str, np.
 
 
 def _differing(case: Case) -> tuple[str, dict[str, float]]:
-    """The case in a line, and what differs by more than the tolerance, of its largest magnitude.
-
-    Raises:
-        _Ended: there is nothing to compare.
-    """
+    """The case in a line, and what differs by more than the tolerance, of its largest magnitude."""
     with _numbers_of_one_device(case.dtype):
         training = _made(case)
         expected = _by_keras(case, training)

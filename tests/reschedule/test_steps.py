@@ -74,14 +74,9 @@ def test_steps_say_what_they_do() -> None:
     mesh = Mesh.of(2, 2)
     steps = {str(step) for step in legal_steps(Layout.parse(mesh, "[ab, -]"), (8, 8))}
     assert steps == {
-        "all_gather(b 0)",
-        "all_gather(ab 0)",
-        "all_to_all(b 0>1)",
-        "all_to_all(ab 0>0)",
-        "all_to_all(ab 0>1)",
-        "pad(b 0)",
+        "all_gather(b 0)", "all_gather(ab 0)", "all_to_all(b 0>1)", "all_to_all(ab 0>0)", "all_to_all(ab 0>1)", "pad(b 0)",
         "pad(ab 0)",
-    }
+    }  # fmt: skip
     steps = {str(step) for step in legal_steps(Layout.parse(mesh, "[-] +a"), (8,))}
     assert steps == {"reduce_scatter(a 0)", "all_reduce(a)", "slice(b 0)", "keep(b)"}
 

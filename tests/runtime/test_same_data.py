@@ -5,14 +5,10 @@ import numpy as np
 from tensoropt.runtime.same_data import BLOCK_BYTES, DIGESTED_BYTES, N_BLOCKS, digest
 
 
-def test_equal_tensors_have_equal_digests_however_they_lie_in_memory():
+def test_digests_depend_on_type_and_shape_and_not_on_how_tensors_lie_in_memory():
     values = np.arange(24, dtype=np.float32).reshape(4, 6)
     assert digest(values) == digest(np.asfortranarray(values))
-
-
-def test_tensors_of_other_types_or_shapes_have_other_digests():
-    values = np.arange(24, dtype=np.float32)
-    assert len({digest(values), digest(values.reshape(4, 6)), digest(values.view(np.int32))}) == 3
+    assert len({digest(values), digest(values.reshape(24)), digest(values.view(np.int32))}) == 3
 
 
 def test_each_byte_of_a_large_tensor_is_digested_within_a_round_of_turns():

@@ -40,11 +40,7 @@ def fresh(kind: str, **options: Any) -> Any:
 
 
 def check(case: Case, folder: Path, **options: Any) -> None:
-    """Run a case by both.
-
-    Raises:
-        AssertionError: on rank 0, something differs.
-    """
+    """Run a case by both."""
     trainer = fresh(case.kind, **options)
     got, weights = case.use(trainer, _made(folder / "ours")), trainer.get_weights()
     if RANK == 0:

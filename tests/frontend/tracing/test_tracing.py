@@ -206,14 +206,6 @@ def test_variables_of_one_name_stay_apart() -> None:
     assert capture.name(one) != capture.name(other)
 
 
-def _by_python(x: tf.Tensor, w: tf.Variable) -> tf.Tensor:
-    return tf.reduce_sum(tf.py_function(lambda value: value, [x], tf.float64) * w)
-
-
-def _by_table(x: tf.Tensor, w: tf.Variable) -> tf.Tensor:
-    return tf.reduce_sum(tf.map_fn(lambda row: _TABLE.lookup(tf.strings.as_string(row)), x) * w)
-
-
 _TABLE = tf.lookup.StaticHashTable(
     tf.lookup.KeyValueTensorInitializer(tf.constant(["a"]), tf.constant([1.0], tf.float64)), tf.constant(0.0, tf.float64)
 )
@@ -226,8 +218,10 @@ def _product(x: tf.Tensor, w: tf.Variable) -> tf.Tensor:
 @pytest.mark.parametrize(
     ("function", "said", "signature"),
     [
-        (_by_python, r"EagerPyFunc '.*' \(test_tracing.py:\d+\).*calls Python", None),
-        (_by_table, r"test_tracing.py:\d+\).*an iterator or a table.*do that before the model", None),
+        (lambda x, w: tf.reduce_sum(tf.py_function(lambda value: value, [x], tf.float64) * w),
+         r"EagerPyFunc '.*' \(test_tracing.py:\d+\).*calls Python", None),
+        (lambda x, w: tf.reduce_sum(tf.map_fn(lambda row: _TABLE.lookup(tf.strings.as_string(row)), x) * w),
+         r"test_tracing.py:\d+\).*an iterator or a table.*do that before the model", None),
         (lambda x, w: x * w, r"loss must be one floating-point number.*\(8, 6\)", None),
         (lambda x, w: tf.reduce_sum(x), "depends on no trainable variable", None),
         (_product, "expected every extent to be known", [tf.TensorSpec([None, 6], tf.float64)]),
