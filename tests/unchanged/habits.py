@@ -37,6 +37,11 @@ class Subclassed(keras.Model):
         return self.out(self.hidden(x))
 
 
+def counts(model: keras.Model) -> list[str]:
+    model.summary(print_fn=(said := []).append)
+    return re.findall("params: *[0-9,]+", "".join(said))
+
+
 class Batches(keras.utils.PyDataset):
     def __init__(self, **keywords: Any) -> None:
         super().__init__(**keywords)
@@ -76,8 +81,7 @@ def two_phases_with_callbacks(folder: Path) -> Iterator[Any]:
     assert history.model is model and model.history is history and len(history.epoch) == 3
     yield history.history, seen
     yield model.evaluate(X, Y, verbose=0), model.predict(X, verbose=0)
-    model.summary(print_fn=lambda text: seen.append(re.findall("params: *[0-9,]+", text)))
-    yield seen
+    yield seen, counts(model)
     model.layers[0].trainable = False
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), LOSS, metrics=["accuracy"])
     yield model.evaluate(X, Y, verbose=0), int(model.optimizer.iterations)
@@ -138,11 +142,9 @@ def models_that_take_turns(folder: Path) -> Iterator[Any]:
     both = keras.Sequential([keras.Input((8,)), generator, critic])
     both.compile("adam", "binary_crossentropy")
     for _ in range(4):
-        rows = np.random.randint(0, 60, BATCH)
         made = generator.predict(np.random.normal(size=(BATCH, 8)), verbose=0)
-        labels = np.concatenate([np.ones(BATCH), np.zeros(BATCH)])
         critic.trainable = True
-        yield critic.train_on_batch(np.concatenate([X[rows], made]), labels)
+        yield critic.train_on_batch(np.concatenate([X[np.random.randint(0, 60, BATCH)], made]), np.repeat([1.0, 0.0], BATCH))
         critic.trainable = False
         yield both.train_on_batch(np.random.normal(size=(BATCH, 8)), np.ones(BATCH))
     critic.compile("adam", "binary_crossentropy")  # of what isn't trainable, nor is once Keras has traced that
@@ -192,7 +194,7 @@ def loops_of_their_own(folder: Path) -> Iterator[Any]:
         accuracy.reset_state()
         optimizer.learning_rate = 5e-3
     model.save(folder / "own.keras")
-    yield keras.models.load_model(folder / "own.keras").get_weights()
+    yield keras.models.load_model(folder / "own.keras").get_weights(), counts(model)  # without the optimizer's
 
     class Gan:
         def __init__(self) -> None:
@@ -320,8 +322,7 @@ def layers_that_models_share(folder: Path) -> Iterator[Any]:
         yield autoencoder.fit(X, X, batch_size=BATCH, verbose=0).history, encoder.predict(X, verbose=0)
         yield classes.fit(X, Y, batch_size=BATCH, verbose=0).history, autoencoder.evaluate(X, X, verbose=0)
     classes.export(folder / "exported", verbose=False)
-    loaded = tf.saved_model.load(str(folder / "exported"))
-    yield loaded.serve(X), autoencoder.get_weights(), classes.get_weights()
+    yield tf.saved_model.load(str(folder / "exported")).serve(X), autoencoder.get_weights(), classes.get_weights()
 
 
 def masks(folder: Path) -> Iterator[Any]:
