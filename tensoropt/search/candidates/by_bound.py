@@ -185,9 +185,10 @@ def opened(candidates: Sequence[Candidate], goal: Best) -> Sequence[Candidate]:
         uncut := [each for each in candidates if each.cut is None and each.micro_batches == most[each.n_stages]]
     ):
         first = min(uncut, key=goal.key)
-        candidates = [*(each for each in candidates if each is not first), *goal.opened(first)]
-    for candidate in sorted((each for each in candidates if each.cut is not None), key=goal.key):
-        search_ahead(goal.search.request, candidate, goal.search.alike)
+        cuts = goal.opened(first)
+        candidates = [*(each for each in candidates if each is not first), *cuts]
+        for candidate in sorted((each for each in cuts if each.cut is not None), key=goal.key):
+            search_ahead(goal.search.request, candidate, goal.search.alike)
     return candidates
 
 

@@ -111,12 +111,11 @@ class CandidateSearch(SearchState):
     def _look_ahead(self) -> None:
         """Have workers search stages that nobody asked for, which may pay, while the model is searched without stages."""
         if self.alike.calls is not None:
-            cuts: list[Candidate] = []
             for candidate in {each.n_stages: each for each in self.in_stages(self._machines())}.values():
                 with suppress(InputError):
-                    cuts += self.cutting.opened(candidate, has_least=True, has_few=False)
-            for cut in sorted(cuts, key=lambda cut: cut.least_us):
-                search_ahead(self.request, cut, self.alike)
+                    cuts = self.cutting.opened(candidate, has_least=True, has_few=False)
+                    for cut in sorted(cuts, key=lambda cut: cut.least_us):
+                        search_ahead(self.request, cut, self.alike)
 
     def search_unasked(self) -> None:
         """Search stages that nobody asked for, where they may pay or nothing else fits."""
