@@ -19,8 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import combinations, pairwise
-
-import networkx as nx  # type: ignore[import-untyped,unused-ignore]
+from typing import Any
 
 from ..problem import InfeasibleError
 from ..tables.state_classes import sum_out
@@ -33,6 +32,8 @@ def held_variables(graph: TableGraph) -> set[int]:
 
     The variables that are marked are among them.
     """
+    import networkx as nx  # type: ignore[import-untyped,unused-ignore]  # here, since loading it takes .2 s
+
     neighbourhood = _neighbourhood(graph)
     ends = {end for part in nx.connected_components(neighbourhood) for end in (min(part), max(part))}
     return ends | set(nx.articulation_points(neighbourhood))
@@ -44,6 +45,8 @@ def linear_graphs(graph: TableGraph) -> list[tuple[int, ...]]:
     All parts are done at once, since they are many: a part's line is the path from its first variable to its last in the
     tree of biconnected components (``block``) and cut vertices.
     """
+    import networkx as nx  # type: ignore[import-untyped,unused-ignore]
+
     neighbourhood = _neighbourhood(graph)
     parts = sorted(tuple(sorted(part)) for part in nx.connected_components(neighbourhood))
     marks = {variable for part in parts for variable in (part[0], part[-1])} | set(nx.articulation_points(neighbourhood))
@@ -55,8 +58,10 @@ def linear_graphs(graph: TableGraph) -> list[tuple[int, ...]]:
     return [tuple(variable for variable in path if isinstance(variable, int)) for path in paths]
 
 
-def _neighbourhood(graph: TableGraph) -> nx.Graph:
-    """Return the graph in which two variables are joined if a table depends on both."""
+def _neighbourhood(graph: TableGraph) -> Any:
+    """Return NetworkX's graph in which two variables are joined if a table depends on both."""
+    import networkx as nx  # type: ignore[import-untyped,unused-ignore]
+
     result = nx.Graph()
     result.add_nodes_from(graph.variables)
     for scope in sorted(graph.tables):

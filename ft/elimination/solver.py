@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..problem import InfeasibleError
-from .ldp import linear_dynamic_programming
+from .ldp import held_variables, linear_dynamic_programming, linear_graphs
 from .table_graph import Effort, TableGraph, TooLargeError
 
 Report = Callable[[TableGraph], None]
@@ -56,8 +56,6 @@ class Solver:
         """
         blocked = self._eliminate_exactly(graph)
         if blocked is None:
-            from .ldp import linear_graphs
-
             for line in linear_graphs(graph) if self.use_ldp else ():
                 linear_dynamic_programming(graph, line, lambda: self.report(graph))
             return graph
@@ -104,6 +102,4 @@ class Solver:
 
     def _free(self, graph: TableGraph) -> set[int]:
         """Return the variables that may be eliminated now: with LDP those that are neither marked nor cut vertices."""
-        from .ldp import held_variables
-
         return set(graph.variables).difference(held_variables(graph) if self.use_ldp else ())

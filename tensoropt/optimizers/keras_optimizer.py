@@ -187,11 +187,14 @@ class KerasOptimizer:
     def part(self, indices: Sequence[int]) -> KerasOptimizer:
         """Return the optimizer of some of the parameters; see :meth:`..ir.optimizer.Optimizer.part`."""
         fault = "it is applied under a condition" if self.condition is not None else mixing_of(self.inner)
-        fault = fault or ("" if indices else "a stage has none of them")
         if fault:
             raise InputError(
                 f"optimizer {type(self.inner).__name__} can't update the parameters of each stage by themselves: {fault}; "
                 "use stages=1, or another optimizer"
+            )
+        if not indices:
+            raise InputError(
+                f"optimizer {type(self.inner).__name__} has no parameters in one of the stages; ask for fewer stages"
             )
         slots = self._slots
         return KerasOptimizer(

@@ -49,7 +49,7 @@ class Plan:
         schedule: the name of the order of passes, see :mod:`..program.orders.schedule`.
         micro_batches: the number of micro-batches in which a training step processes its batch.
         interleaving: how stages share submeshes; None where each has one of its own.
-        timeline: when each stage is predicted to do what (:mod:`..search.stages.timeline`); None of one stage.
+        timeline: when each stage is predicted to do what (:func:`..search.stages.points.stage_timeline`); None of one stage.
         assumed: the hardware, the provenance of costs, the TensorFlow version.
         frontier_text: the frontier that the plan was chosen from, as a table, its point marked.
         why_stages: why there are stages where none were asked for; empty where they were.

@@ -107,6 +107,13 @@ class Stages:
         graphs = [self.graph_of(index, self.whole.graph) for index in range(self.n)]
         return tuple(StageModel(graph, self._backward(graph), self, index) for index, graph in enumerate(graphs))
 
+    def check_optimizers(self) -> None:
+        """Raise InputError if one of several training steps has an optimizer that needs a parameter of it in each stage."""
+        steps = self.whole.graph.train_steps
+        for step in steps.values() if self.cuts and len(steps) > 1 else ():
+            for members in self.members:
+                step.optimizer.part([number for number, name in enumerate(step.variables) if name in members])
+
     def between(self, index: int) -> str:
         """Return in words from where to where in the model a stage goes."""
         operators = self.whole.graph.operators
@@ -173,6 +180,8 @@ class Stages:
         if not graph.train_steps:
             return replace(graph, operators=operators, differentiated=None)
         parts = [self._part_of_step(index, graph, step) for step in graph.train_steps.values()]
+        if not any(step.loss for step, _ in parts):
+            raise InputError("a stage would send nothing that is trained; ask for fewer stages")
         sums = [op for _, of_step in parts for op in of_step]
         operators.update((op.name, op) for op in sums)
         micro_batching = graph.micro_batching
@@ -197,7 +206,7 @@ class Stages:
         own = [loss] if graph.producers[loss.name].name in members else []
         summands = own + [graph.tensors[name] for name in dict.fromkeys(sent)]
         numbers = [number for number, name in enumerate(step.variables) if name in members]
-        if summands != own or (numbers and not own):
+        if summands != own:
             sums = _sum_of_all(f"{step.name}/stage_{index}", summands)
         part = replace(
             step,
@@ -353,10 +362,8 @@ def _sum_of_all(name: str, tensors: Sequence[Tensor]) -> list[Operator]:
     """Return operators that sum all elements of tensors; the last one's result is the sum, a stage's loss to be planned by.
 
     Raises:
-        InputError: no tensor has a gradient, or they are of several types.
+        InputError: they are of several types.
     """
-    if not tensors:
-        raise InputError("a stage would send nothing that is trained; ask for fewer stages")
     types = sorted({tensor.dtype for tensor in tensors})
     if len(types) > 1:
         raise InputError(f"a stage would send gradients of the types {' and '.join(types)}; use stages=1")

@@ -187,8 +187,8 @@ def hand_over_steps(options: Callable[[], TrainingOptions], leads: Callable[[], 
                     raise _IsStepError
                 raise InputError(
                     f"the script applies an optimizer outside of a tf.function ({running_line()}), so that every rank would "
-                    "train on the whole batch; put the tape and the optimizer into a function of a batch, as in "
-                    "def step(x, y), write @tf.function above it, and call step(x, y) in the loop"
+                    "train on the whole batch, without what fit has trained; put the tape and the optimizer into a function "
+                    "of a batch, as in def step(x, y), write @tf.function above it, and call step(x, y) in the loop"
                 )
             return apply(optimizer, *arguments, **keywords)
 
@@ -196,7 +196,8 @@ def hand_over_steps(options: Callable[[], TrainingOptions], leads: Callable[[], 
 
     Function.__call__ = calling(Function.__call__)
     tf.GradientTape.gradient = taking(tf.GradientTape.gradient)
-    BaseOptimizer.apply = applying(BaseOptimizer.apply)
+    for kind in (BaseOptimizer, keras.optimizers.LossScaleOptimizer):  # which doesn't call its base's
+        kind.apply = applying(kind.apply)
 
 
 def _made_now(create: Callable[..., Any], **keywords: Any) -> Any:
@@ -247,7 +248,10 @@ def _run(function: Any, arguments: Any, keywords: Any, options: Callable[[], Tra
         return steps[key](*given)
     except _AloneError:
         del vars(function)[_STEPS]
-        return tf.function(steps[key].captured.function)(*given)  # a first trace, which may make variables
+    if has_iterators:  # whose batch is read
+        return tf.function(steps[key].captured.function)(*given)
+    function._variable_creation_config = None  # as before its first trace, which may make variables
+    return function(*arguments, **keywords)
 
 
 def _with_fixed(step: Callable[..., Any], arguments: Any, keywords: Any, constants: dict[int, Any]) -> Callable[..., Any]:

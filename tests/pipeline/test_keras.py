@@ -15,6 +15,7 @@ from helpers.strategies import assert_close
 from pipeline.keras_models import BATCH, WORDS, compiled, data, images, network, normalised_network, scaling
 
 import tensoropt
+from tensoropt.common.errors import InputError
 
 WORKER = Path(__file__).parent / "keras_worker.py"
 
@@ -303,3 +304,43 @@ def test_what_stages_dont_allow_gets_a_sentence(model: Any, optimizer: Any, chan
     given = {"stages": 2, "data": (np.zeros((8, 6)), np.zeros((8, 4))), **where, **changed}
     with pytest.raises(tensoropt.InputError, match=said):
         tensoropt.parallelize(model(), optimizer, loss, batch_size=8, **given)
+
+
+class Shared(keras.Sequential):
+    """A step of the first optimizer's layers, and one of all others."""
+
+    of_first: tuple[int, ...] = ()
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        parts = [[], []]
+        for number, layer in enumerate(self.layers):
+            parts[number not in self.of_first] += layer.trainable_variables
+        with tf.GradientTape(persistent=True) as tape:
+            loss = tf.reduce_mean(tf.square(self(x) - y))
+        gradients = [tape.gradient(loss, part) for part in parts]
+        self.optimizer.apply(gradients[0], parts[0])
+        self.second.apply(gradients[1], parts[1])
+        return {"loss": loss}
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("of_first", [(0, 3), (0,)], ids=["in both stages", "in one stage"])
+def test_optimizers_of_several_steps_need_parameters_in_each_stage(of_first: tuple[int, ...]) -> None:
+    def model() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        made = Shared([keras.Input((6,)), *(keras.layers.Dense(6, "tanh") for _ in range(4))])
+        made.of_first, made.second = of_first, keras.optimizers.Adam(1e-2)
+        made.compile(keras.optimizers.SGD(0.1))
+        return made
+
+    x = np.random.default_rng(1).normal(size=(8, 6))
+    plain, options = model(), {"stages": 2, "micro_batches": 2, "cluster": "v100-1x2", "collectives": "emulated"}
+    if of_first == (0,):
+        with pytest.raises(InputError, match="SGD has no parameters in one of the stages; ask for fewer stages"):
+            tensoropt.parallelize(model(), batch_size=8, data=(x, x), **options)
+        return
+    trainer = tensoropt.parallelize(model(), batch_size=8, data=(x, x), **options)
+    for each in (plain, trainer):
+        each.fit(x, x, batch_size=8, epochs=3, shuffle=False, verbose=0)
+    assert_same_weights(trainer.get_weights(), plain.get_weights())

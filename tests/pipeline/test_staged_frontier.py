@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
+from typing import Any
 
 import accumulate.models as models
 import numpy as np
@@ -294,3 +295,23 @@ def test_a_session_chooses_stages_and_runs_them() -> None:
     feeds = {x: np.random.default_rng(1).normal(size=(8, 16))}
     losses = [float(tensoropt.run([loss, train], feeds)[0]) for _ in range(3)]
     assert losses[0] > losses[-1]
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 1), (2, 2), ((1, 2), 1)])
+def test_a_stage_may_have_variables_of_a_step_to_which_it_sends_nothing(stages: Any, micro_batches: int) -> None:
+    """As where each of two losses is minimized by all variables, which is the default."""
+
+    def losses(**how: Any) -> list[float]:
+        tensoropt.init(hardware="v100-1x2", seed=3)
+        x, total = tensoropt.placeholder(tensoropt.float64, [8, 6]), []
+        for head in "ab":
+            weights = [tensoropt.get_variable(f"{head}{i}", [6, 6], tensoropt.float64) for i in range(2)]
+            hidden = tensoropt.tanh(tensoropt.matmul(tensoropt.tanh(tensoropt.matmul(x, weights[0])), weights[1]))
+            total.append(tensoropt.reduce_mean(tensoropt.square(hidden - 0.5)))
+        train = [tensoropt.AdamOptimizer(0.3).minimize(loss) for loss in total]
+        plan = tensoropt.find_strategy(verbose=0, **how)
+        tensoropt.build_execution_graph(plan=plan, collectives="emulated")
+        feeds = np.random.default_rng(1).normal(size=(3, 8, 6))
+        return [value for fed in feeds for value in tensoropt.run([*total, train], {x: fed})[:2]]
+
+    np.testing.assert_allclose(losses(stages=stages, micro_batches=micro_batches), losses(stages=1), rtol=1e-12)

@@ -162,6 +162,23 @@ class Mixed(keras.Sequential):
         return {"loss": loss, "error": error}
 
 
+class Twice(keras.Sequential):
+    """Two optimizers of all weights: the second one starts from what the first has made of them."""
+
+    def compile(self, first: Any, second: Any, loss: Any) -> None:
+        super().compile(first, loss)
+        self.second = second
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        (x, y), weights = data, self.trainable_variables
+        with tf.GradientTape(persistent=True) as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        gradients = [tape.gradient(loss, weights) for _ in range(2)]
+        self.optimizer.apply(gradients[0], weights)
+        self.second.apply(gradients[1], weights)
+        return {"loss": loss}
+
+
 def denoiser() -> keras.Model:
     layers = [keras.Input((6,)), keras.layers.Dense(16, "relu"), keras.layers.BatchNormalization(), keras.layers.Dense(6)]
     return keras.Sequential(layers)
@@ -196,6 +213,13 @@ def mixed() -> keras.Model:
     model = Mixed([keras.Input((6,)), keras.layers.Dense(8, "silu"), keras.layers.Dense(3)])
     optimizer = keras.optimizers.AdamW(1e-2, global_clipnorm=0.5)
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def twice() -> keras.Model:
+    model = Twice([keras.Input((6,)), keras.layers.Dense(8, "silu"), keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1, weight_decay=0.5), keras.optimizers.SGD(0.5), loss)
     return model
 
 
@@ -244,6 +268,7 @@ CASES = {
     "diffusion": Case(diffusion, inputs, evaluates=False),
     "spectral": Case(spectral, labelled, evaluates=False),
     "mixed": Case(mixed, labelled, is_shown=False, evaluates=False),
+    "twice": Case(twice, labelled, is_shown=False, evaluates=False),
     "gan": Case(gan, inputs, is_shown=False, evaluates=False, force={"MatMul": {"m": 2}}),
 }
 

@@ -21,7 +21,7 @@ EMULATED: Any = {"collectives": "emulated", "parallelism": 2, "cluster": "v100-1
 
 
 # Two ranks are trained by "diffusion", too.
-@pytest.mark.parametrize("name", first(4, sorted(CASES, key=("spectral", "diffusion").__contains__)))
+@pytest.mark.parametrize("name", first(5, sorted(CASES, key=("spectral", "diffusion").__contains__)))
 def test_steps_of_their_own_give_plain_keras_numbers(name: str, tmp_path: Path):
     trainer = check(name, **EMULATED)
     assert trainer.plan.n_collectives

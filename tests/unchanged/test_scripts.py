@@ -133,7 +133,7 @@ optimizer = keras.optimizers.Adam(0.1)
 model = keras.Sequential([keras.layers.Dense(2)])
 def step(x):
     with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(model(x) ** 2)
+        loss = tf.reduce_sum(model(x) ** 2 * tf.random.uniform([2]))
     optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
     return loss
 one, other = tf.function(step), tf.function(step)

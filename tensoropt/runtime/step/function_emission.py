@@ -125,7 +125,9 @@ class FunctionEmission:
         """Emit the reception of a tensor's gradients from all stages that use it, and of those by what was sent ahead."""
         crossings = (each for each in self._from(stage) if each.tensor == name and step in each.steps)
         terms = [self._receive(crossing, micro_batch, step) for crossing in crossings]
-        if micro_batch < 0 and stage in self._ahead and (step, name) in self._ahead[stage].names:
+        is_ahead = micro_batch < 0 and stage in self._ahead and (step, name) in self._ahead[stage].names
+        assert terms or is_ahead, f"no stage sends stage {stage} the gradient of {name} in step '{step}'"
+        if is_ahead:
             terms += filter(None, [self._ahead[stage].gradients.get((step, name))])
         return [tf.add_n(list(parts)) for parts in zip(*terms, strict=True)] if len(terms) > 1 else next(iter(terms), None)
 

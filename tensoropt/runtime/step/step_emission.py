@@ -231,11 +231,15 @@ class StepEmission(TaskEmission):
         return super()._write(op, operands)
 
     def _update(self, task: Task) -> None:
-        """Emit the update of a training step, when all of its gradients have been emitted."""
-        updates = self._updates[task.step]
-        updates[task.site.name] = task
-        if len(updates) == self._n_updates[task.step]:
-            self._apply(task.step)
+        """Emit the updates of steps whose gradients have all been emitted; those of one variable in the steps' order."""
+        self._updates[task.step][task.site.name] = task
+        waiting: set[str] = set()
+        for name in tuple(self._pending_steps):
+            variables, n = self.view.graph.train_steps[name].variables, self._n_updates[name]
+            if not 0 < n == len(self._updates[name]) or not waiting.isdisjoint(variables):
+                waiting.update(variables)
+            else:
+                self._apply(name)
 
     def _apply(self, name: str) -> None:
         """Emit the update of a training step that the function runs, once."""

@@ -302,7 +302,7 @@ class Fit:
     needs: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.cutting = replace(self.search.cutting, schedule=ONE_FORWARD_ONE_BACKWARD)
+        self.cutting = replace(self.search.cutting, schedule=ONE_FORWARD_ONE_BACKWARD, _opened={})
         self.probed: dict[tuple[int, int], list[SearchedStages]] = {}
 
     def key(self, candidate: Candidate) -> tuple[float, ...]:

@@ -148,7 +148,15 @@ class Cutting:
         n, key = candidate.micro_batches, (candidate.n_stages, candidate.micro_batches, has_least, has_few)
         if key in self._opened:
             return [*self._opened[key]]
-        cuts = list(self._cuts(candidate.n_stages, n, has_least, has_few))
+        cuts, faults = list[Cut](), list[InputError]()
+        for cut in self._cuts(candidate.n_stages, n, has_least, has_few):
+            try:
+                cut.stages.check_optimizers()
+                cuts.append(cut)
+            except InputError as error:
+                faults.append(error)
+        if not cuts:
+            raise faults[0]
         n_alike, candidates = candidate.n_alike * len(cuts), self._opened.setdefault(key, [])
         for cut in cuts:
             time_us, n_bytes = cut.time_us, 0.0

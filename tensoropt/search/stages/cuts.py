@@ -109,6 +109,7 @@ def balanced(
             is_trained = all(places.variables & members for members in stages.members)
             if not is_trained or why_not_placed(stages, blocks, placed) is not None:
                 return math.inf
+            stages.check_optimizers()
             again_us = places.again_us(cuts, blocks)
             return estimated_us(stages, times.hardware, blocks, stage_times, schedule, again_us)
         except InputError:
