@@ -194,7 +194,8 @@ class KerasOptimizer:
             )
         if not indices:
             raise InputError(
-                f"optimizer {type(self.inner).__name__} has no parameters in one of the stages; ask for fewer stages"
+                f"optimizer {type(self.inner).__name__} can't update the parameters of each stage, as one has none of them; "
+                "use fewer stages"
             )
         slots = self._slots
         return KerasOptimizer(
