@@ -1,14 +1,13 @@
 """Time searches of the zoo's models and show what they find, each in a process of its own for its peak memory.
 
     python tests/benchmarks/search.py [--gap 1] [--seconds 2] [--stages 1,2,4] [MODEL[:SIZE=N,...]@CLUSTER ...] [--curve]
-    python tests/benchmarks/search.py --table3
 
 ``seconds`` are from the recorded model to the unrolled plan of the fastest point, tables of costs and layouts and the
 loading of compiled code included. A first run compiles, which isn't what is meant: run it twice. ``CPU s`` are the process's
 CPU seconds in that time, which depend less on what else runs on the machine. ``--stages`` searches plans in these numbers of
 stages instead, and says what more cores would give: the candidates that were searched wait for a core in their order, each
 for as long as it took here, and the rest of the time stays. ``--curve`` is the time of a profiling curve over 1, 2, 4, 8 and
-16 devices; ``--table3`` compares FT-Elimination with FT-LDP on the models of the TensorOpt paper's Table 3.
+16 devices.
 """
 
 from __future__ import annotations
@@ -28,13 +27,12 @@ from tensoropt.ft import Budget
 
 DEFAULT = ("rnn@v100-2x8", "transformer@v100-2x8", "wide_resnet@v100-2x8", "bert_large@v100-2x8", "vgg16@v100-2x8",
            "llama3_8b@h100-8x8", "gpt3@h100-64x8")  # fmt: skip
-TABLE_3 = ("rnn@v100-2x8", "wide_resnet@v100-2x8", "transformer@v100-2x8")
 CURVE = ("transformer", "v100-2x8", [1, 2, 4, 8, 16])
 HEADERS = "model|devices|operators|nodes|configs|points|gap, median|worst".split("|")
 HEADERS += "costs s|search s|unroll s|seconds|CPU s|peak MB".split("|")
 CORES = (2, 8, 48)
 OF_STAGES = ["model", "devices", "points", "worst gap", "candidates", "seconds", *(f"{n} cores" for n in CORES)]
-Case = tuple[str, Budget, str]
+Case = tuple[str, Budget]
 
 
 def recorded(what: str) -> Any:
@@ -47,7 +45,7 @@ def recorded(what: str) -> Any:
 
 def row(case: Case) -> list[str]:
     """Search once; return a line of the table."""
-    what, budget, algorithm = case
+    what, budget = case
     name, _, cluster = what.partition("@")
     model = recorded(name).model
     from tensoropt.profiling.hardware import named
@@ -57,7 +55,7 @@ def row(case: Case) -> list[str]:
 
     hardware = named(cluster)
     start, cpu_start = time.perf_counter(), time.process_time()
-    frontier = find_frontier(Request(model, hardware, None, algorithm=algorithm, budget=budget), hardware.n_devices)
+    frontier = find_frontier(Request(model, hardware, None, budget=budget), hardware.n_devices)
     found = time.perf_counter()
     frontier_of_whole(frontier).fastest()
     end, cpu_end = time.perf_counter(), time.process_time()
@@ -119,23 +117,18 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="for refining; default: 2")
     parser.add_argument("--stages", metavar="COUNT[,...]", help="search plans in stages, such as 1,2,4")
     parser.add_argument("--curve", action="store_true")
-    parser.add_argument("--table3", action="store_true")
     given = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     budget = Budget(seconds=given.seconds, gap=given.gap / 100)
-    names = given.cases or (() if given.curve or given.table3 else DEFAULT)
+    names = given.cases or (() if given.curve else DEFAULT)
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         if given.stages is not None:
             counts = list(map(int, given.stages.split(",")))
             rows = _shown(pool, row_of_stages, [(name, budget, counts) for name in names])
             print(tabulate(rows, OF_STAGES, disable_numparse=True, stralign="right"))
         elif names:
-            rows = _shown(pool, row, [(name, budget, "ft-ldp") for name in names])
+            rows = _shown(pool, row, [(name, budget) for name in names])
             print(tabulate(rows, HEADERS, disable_numparse=True, stralign="right"))
-        if given.table3:
-            cases = [(case, budget, name) for case in TABLE_3 for name in ("ft-elimination", "ft-ldp")]
-            rows = [[case[2], *each] for case, each in zip(cases, _shown(pool, row, cases), strict=True)]
-            print(tabulate(rows, ["algorithm", *HEADERS], disable_numparse=True, stralign="right"))
         if given.curve:
             name, cluster, counts = CURVE
             (seconds,) = pool.map(curve_seconds, [None])
