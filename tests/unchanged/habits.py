@@ -322,7 +322,8 @@ def layers_that_models_share(folder: Path) -> Iterator[Any]:
         yield autoencoder.fit(X, X, batch_size=BATCH, verbose=0).history, encoder.predict(X, verbose=0)
         yield classes.fit(X, Y, batch_size=BATCH, verbose=0).history, autoencoder.evaluate(X, X, verbose=0)
     classes.export(folder / "exported", verbose=False)
-    yield tf.saved_model.load(str(folder / "exported")).serve(X), autoencoder.get_weights(), classes.get_weights()
+    loaded = tf.saved_model.load(str(folder / "exported"))  # which has the variables
+    yield loaded.serve(X), autoencoder.get_weights(), classes.get_weights()
 
 
 def masks(folder: Path) -> Iterator[Any]:
