@@ -40,6 +40,8 @@ from .plan_points import PlanPoint, frontier_of, frontier_of_whole
 from .search_cut import search_ahead
 
 MOST_STAGES = 8
+MOST_AHEAD = 1200
+"""Operators of a model up to which stages are searched ahead: to cut a larger one takes seconds, mostly for nothing."""
 
 
 class CandidateSearch(SearchState):
@@ -110,7 +112,7 @@ class CandidateSearch(SearchState):
 
     def _look_ahead(self) -> None:
         """Have workers search stages that nobody asked for, which may pay, while the model is searched without stages."""
-        if self.alike.calls is not None:
+        if self.alike.calls is not None and len(self.request.model.graph.operators) <= MOST_AHEAD:
             for candidate in {each.n_stages: each for each in self.in_stages(self._machines())}.values():
                 with suppress(InputError):
                     cuts = self.cutting.opened(candidate, has_least=True, has_few=False)
