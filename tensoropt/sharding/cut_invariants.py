@@ -14,7 +14,7 @@ from ..rules.random import RANDOM
 
 @dataclass(frozen=True, slots=True)
 class StepFlow:
-    """Where the gradients of a training step's loss go.
+    """The tensors that the gradients of one training step's loss pass through.
 
     Attributes:
         reached: the names of the tensors that depend on what the step trains.

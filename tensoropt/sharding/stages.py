@@ -52,7 +52,7 @@ class Crossing:
 
     @property
     def has_gradient(self) -> bool:
-        """Whether a gradient is sent back."""
+        """Whether a gradient of the tensor is sent back to its stage."""
         return bool(self.steps)
 
 
