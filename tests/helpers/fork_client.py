@@ -7,6 +7,7 @@ imported that takes time.
 
 import json
 import os
+import select
 import signal
 import socket
 import struct
@@ -32,9 +33,16 @@ def main() -> None:
     socket.send_fds(server, [STATUS.pack(len(body))], [0, 1, 2])
     server.sendall(body)
     pid = _receive(server)
+    # Python calls a handler after a system call that it is about to make, which may be one that waits for the fork.
+    signals, written = os.pipe()
+    os.set_blocking(written, False)
+    signal.set_wakeup_fd(written)
     for number in PASSED_ON:
-        signal.signal(number, lambda number, frame: _pass_on(pid, number))
+        signal.signal(number, lambda number, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
+    while server not in select.select([server, signals], [], [])[0]:
+        for number in os.read(signals, 100):
+            _pass_on(pid, number)
     code = os.waitstatus_to_exitcode(_receive(server))
     if code < 0:
         if -code in PASSED_ON:
