@@ -161,7 +161,7 @@ class Frontier(CostedPoints, Generic[AnyPoint]):
         number = self.check_point(point)
         plan = self.points_of[number].plan(option, self.assumed)
         reason = self.why_stages if len(plan.stages) > 1 else ""
-        return replace(plan, why_stages=reason, frontier=self, point=number, frontier_text=self.table(number))
+        return replace(plan, why_stages=reason, frontier=self, point=number)
 
     def summary(self) -> str:
         """Return one line on the search: its size, its exactness and its time."""

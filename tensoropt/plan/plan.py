@@ -51,7 +51,7 @@ class Plan:
         interleaving: how stages share submeshes; None where each has one of its own.
         timeline: when each stage is predicted to do what (:func:`..search.stages.points.stage_timeline`); None of one stage.
         assumed: the hardware, the provenance of costs, the TensorFlow version.
-        frontier_text: the frontier that the plan was chosen from, as a table, its point marked.
+        frontier_text: the frontier that a plan of a file was chosen from, as a table; see :meth:`frontier_table`.
         why_stages: why there are stages where none were asked for; empty where they were.
         frontier: the ``Frontier`` that the plan was chosen from, with all its plans, in the process that searched or
             loaded it, else None; not part of the plan's file.
@@ -200,7 +200,7 @@ class Plan:
 
     def frontier_table(self) -> str:
         """Return the frontier that the plan was chosen from as a table, its point marked; equal on all ranks."""
-        return self.frontier_text
+        return self.frontier_text if self.frontier is None else str(self.frontier.table(self.point))
 
     def explain(self) -> str:
         """Return tables of what time and memory are spent on, and of what the next smaller and next faster plan cost."""
@@ -249,7 +249,7 @@ class Plan:
 
     def explained(self) -> str:
         """Return the frontier's table, the tables of :meth:`explain`, and the plan's own table, as text."""
-        return "\n\n".join([*[self.frontier_text] * bool(self.frontier_text), self.explain(), self.table()])
+        return "\n\n".join(filter(None, [self.frontier_table(), self.explain(), self.table()]))
 
     def brief(self) -> str:
         """Return three lines: what is split on how many devices, the predicted time per step, and the memory per device.
@@ -299,7 +299,7 @@ class Plan:
             **{key: getattr(self, key) for key in COSTS},
             "exact": self.exact,
             "assumed": dict(self.assumed),
-            "frontier": self.frontier_text.splitlines(),
+            "frontier": self.frontier_table().splitlines(),
             **({"why_stages": self.why_stages} if self.why_stages else {}),
             **({} if self.timeline is None else {"timeline": self.timeline}),
             "stages": [stage.to_json() for stage in self.stages],

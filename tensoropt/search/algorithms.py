@@ -6,6 +6,8 @@ from types import MappingProxyType
 
 BASELINES = ("data-parallel", "one-weird-trick", "optcnn", "tofu", "mesh-tensorflow")
 """The algorithms of :mod:`.baselines`, under the same costs."""
+UNSPLIT = "unsplit"
+"""The baseline that nobody asks for: every device does the work of one device alone."""
 MONTE_CARLO, FT_SIMULATED, MONTE_CARLO_SECONDS = "mcmc", "ft-simulated", 60.0
 BY_SIMULATION = (MONTE_CARLO, FT_SIMULATED)
 """FlexFlow's search, :mod:`.flexflow.monte_carlo`, and the same from the frontier on: their cost is the simulated step, so

@@ -327,7 +327,7 @@ def beside_baselines(
     joint = frontier_of_whole(comparison.frontier, plan.frontier.assumed)
     joint = replace(joint, seconds_by_phase=plan.frontier.seconds_by_phase)
     if plan.point is None:
-        return replace(plan, frontier=joint, frontier_text=joint.table()), comparison
+        return replace(plan, frontier=joint), comparison
     point = joint.fastest_within(limit_bytes)
     assert point is not None, "for each point there is one of no larger peak"
     return joint.plan(point, plan.option), comparison

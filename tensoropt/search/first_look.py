@@ -110,12 +110,8 @@ class FirstLook:
         return f"not known yet {place}: the least that was looked at is {memory_text(n_bytes)}; it is searched"
 
 
-def first_look(request: Request, parallelism: int, counts: Sequence[int]) -> FirstLook | None:
-    """Return what is known before the search of a large model within a memory limit; None where no look pays.
-
-    Args:
-        counts: the numbers of micro-batches to look at: what is asked for or 1, and where that is open the most.
-    """
+def first_look(request: Request, parallelism: int) -> FirstLook | None:
+    """Return what is known before the search of a large model within a memory limit; None where no look pays."""
     limit = request.limit_bytes
     is_open = request.algorithm not in OTHERS and request.objectives == MEMORY_TIME and not request.placed
     if limit is None or not is_open or len(request.model.graph.step_operators) < LARGE:
@@ -123,7 +119,7 @@ def first_look(request: Request, parallelism: int, counts: Sequence[int]) -> Fir
     frontiers: list[ModelFrontier] = []
     needs: tuple[Held, ...] = ()
     mesh = request.hardware.mesh(parallelism)
-    is_coarse_first = len(mesh.axes) > MANY_AXES and not request.force
+    is_coarse_first, counts = len(mesh.axes) > MANY_AXES and not request.force, request.micro_batches_to_look_at(parallelism)
     for is_coarse, n in product((True, False) if is_coarse_first else (False,), counts):
         try:
             frontiers.append(_evaluated(request, mesh, n, is_coarse))
@@ -132,7 +128,7 @@ def first_look(request: Request, parallelism: int, counts: Sequence[int]) -> Fir
         point = frontiers[-1].fastest_within(limit)
         if point is not None:
             return FirstLook(tuple(frontiers), (frontiers[-1], point), ())
-        needs = held_anyway(request, frontiers, counts)
+        needs = held_anyway(request, frontiers)
         if all(need.n_bytes > limit for need in needs):
             break
     return FirstLook(tuple(frontiers), None, needs) if frontiers else None
@@ -189,14 +185,15 @@ def _corners(problem: StrategyProblem) -> Frontier:
     return Frontier(mem[minimal], time_ns[minimal], strategies[minimal], {}, LOOK, bound)
 
 
-def held_anyway(request: Request, frontiers: Sequence[ModelFrontier], counts: Sequence[int]) -> tuple[Held, ...]:
-    """Return what no plan without stages can do with less than in the first and the last of some numbers of micro-batches.
+def held_anyway(request: Request, frontiers: Sequence[ModelFrontier]) -> tuple[Held, ...]:
+    """Return what no plan without stages can do with less than, in the fewest and the most micro-batches to look at.
 
     Args:
         frontiers: strategies on as many devices, which tell what may be rematerialized; where none are in a number of
             micro-batches, anything may be.
     """
     model, n_devices, needs = request.model, frontiers[0].mesh.n_devices, []
+    counts = request.micro_batches_to_look_at(n_devices)
     for n in dict.fromkeys([counts[0], counts[-1]]):
         states = least_held_bytes(model.graph, n_devices)
         states += least_summed_bytes(model.in_micro_batches(n), n_devices) if n > 1 else 0

@@ -27,6 +27,7 @@ from ..profiling.hardware import Hardware
 from ..program.memory.buffers import PARAMETERS, SLOTS
 from .algorithms import OTHERS
 from .batch_size import batch_that_fits
+from .candidates.candidate import most_micro_batches
 from .candidates.plan_points import PlanPoint
 from .first_look import first_look, held_anyway
 from .frontiers.find_frontier import LOOK, searched
@@ -34,7 +35,7 @@ from .frontiers.model_frontier import ModelFrontier
 from .problem.choices import STAGES
 from .problem.config_space import COMPACT, FULL
 from .problem.splittable import check_usable
-from .request import OF_CURVE, ONCE, Request, most_micro_batches
+from .request import OF_CURVE, ONCE, Request
 
 LEAST_S = 2.0
 OF_SEARCH = 1.5
@@ -106,7 +107,7 @@ def least_in_micro_batches(request: Request, parallelism: int) -> Iterator[Model
     be split only along samples. So these two frontiers say whether micro-batches help at all. They are searched without
     refinement, so that the answer doesn't depend on the speed of the machine.
     """
-    for n in most_micro_batches(request.model, parallelism):
+    for n in request.model.smallest_micro_batches(parallelism):
         try:
             yield searched(replace(request, micro_batches=n, budget=ONCE), parallelism)
         except InputError:
@@ -148,7 +149,7 @@ def nothing_fits(
     text += f"{counted(n_devices, 'device')}{'' if smallest.is_sure else ' that was found in time'} is "
     text += f"{smallest.n_bytes:,} bytes ({memory_text(smallest.n_bytes)}) per device{slices_text}{_most_of_it(smallest)}"
     candidates = [frontier for frontier in results if frontier.mesh.n_devices == n_devices]
-    needs = held_anyway(request, candidates, request.micro_batches_to_look_at(n_devices))
+    needs = held_anyway(request, candidates)
     if all(need.n_bytes > request.limit_bytes for need in needs):
         text += f"; {'; '.join(map(str, needs))}"
     enough = smallest.n_bytes
@@ -160,6 +161,16 @@ def nothing_fits(
         enough = point.peak_bytes
     advice = _Ways(request, smallest, deadline).found()
     return f"{text}; use {', '.join([*advice, ''])}{'or ' * bool(advice)}memory={enough} or more"
+
+
+def why_too_large(frontier: Frontier[PlanPoint], limit_bytes: int) -> str:
+    """Return the sentence that even a frontier's point of least memory is above a limit, with the stage that is."""
+    smallest = frontier.points_of[0]
+    n, need_text = smallest.micro_batches, smallest.searched.need_text(smallest.stage_bytes)
+    text = f"no plan fits {limit_bytes:,} bytes ({memory_text(limit_bytes)}) per device: {need_text}"
+    can_divide = most_micro_batches(smallest.searched.stages.whole, 2 * n, default=n) > n
+    advice = ["more stages"] * (smallest.n_stages < frontier.mesh.n_devices) + ["more micro-batches"] * can_divide
+    return f"{text}; ask for {', '.join([*advice, 'more devices'])}, or memory={smallest.peak_bytes} or more"
 
 
 def least_needed(request: Request, results: Sequence[ModelFrontier], deadline: float) -> LeastMemory:
@@ -318,7 +329,7 @@ class _Ways:
         request = replace(request, budget=request.budget or OF_CURVE, progress=progress)
         try:
             progress("costs", 0, 1)
-            look = first_look(request, parallelism, request.micro_batches_to_look_at(parallelism))
+            look = first_look(request, parallelism)
             if look is not None and look.best is not None:
                 return [f"{words} ({memory_text(look.best[0].peak_bytes(look.best[1]))} are enough)"]
             if look is not None and look.certainly_not(self.limit_bytes):

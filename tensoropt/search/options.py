@@ -19,14 +19,14 @@ from ..plan.frontier import Frontier
 from ..plan.plan import Plan
 from ..plan.scaling_curve import Curve, CurvePoint
 from ..profiling.available_memory import available_memory_bytes
-from ..program.orders.schedule import PLAIN
 from ..rules.registry import are_own, rule_of
-from .algorithms import OTHERS
-from .candidates.plan_points import PlanPoint, plan_beside, why_too_large
+from .algorithms import OTHERS, UNSPLIT
+from .candidates.plan_points import PlanPoint, plan_beside
 from .candidates.search_candidates import CandidateSearch, search_with_stages
 from .candidates.search_cut import WORTH_WORKERS
-from .frontiers.find_frontier import find_unsplit
-from .infeasible import least_needed, nothing_fits, time_for_more
+from .frontiers.find_frontier import find_baseline
+from .frontiers.model_frontier import ModelFrontier
+from .infeasible import least_needed, nothing_fits, time_for_more, why_too_large
 from .request import OF_CURVE, WORTH_STAGES, Request
 
 OPTIONS = ("mini_time", "mini_parallelism", "profiling")
@@ -90,7 +90,7 @@ def _find_plan(option: str, request: Request, parallelisms: Sequence[int]) -> Pl
         number = None if frontier is None else frontier.fastest_within(request.limit_bytes)
         if frontier is not None and number is not None:
             return dataclasses.replace(_fastest(search, frontier, number, option, start_s), hint=search.hint)
-        if frontier is not None and search.counts is not None:
+        if frontier is not None and search.counts is not None and request.limit_bytes is not None:
             failure = InputError(why_too_large(frontier, request.limit_bytes))
         runs.append(search)
     if failure is not None:
@@ -100,55 +100,53 @@ def _find_plan(option: str, request: Request, parallelisms: Sequence[int]) -> Pl
 
 
 def _fastest(search: CandidateSearch, frontier: Frontier[PlanPoint], number: int, option: str, start_s: float) -> Plan:
-    """Return the plan of a frontier's fastest point, or an unsplit one as :func:`_unsplit_if_as_fast`.
+    """Return the plan of a frontier's fastest point, or one beside it: without stages, or unsplit, where that is better.
 
-    One without stages is taken where stages are predicted to save less than they must. The frontier records how long making
-    the plan took, as phase ``unroll``, and what else passed since ``start_s``, as ``other candidates``.
+    The frontier records how long making the plan took, as phase ``unroll``, and what else passed since ``start_s``, as
+    ``other candidates``.
     """
-    found_s = time.monotonic()
-    plan = frontier.plan(number, option)
-    others = max(0.0, found_s - start_s - sum(frontier.seconds_by_phase.values()))
-    seconds = {**frontier.seconds_by_phase, "other candidates": others, "unroll": time.monotonic() - found_s}
-    frontier = dataclasses.replace(frontier, seconds_by_phase=seconds)
-    plan = dataclasses.replace(plan, frontier=frontier)
-    uncut = _without_stages(search, plan) if search.request.must_be_tried and search.alone is not None else None
-    return _unsplit_if_as_fast(uncut or plan, search.request)
+    point, request = frontier.points_of[number], search.request
+    beside: tuple[ModelFrontier, int] | None = None
+    if request.must_be_tried and 0 < 1 - point.time_us / search.alone_us < WORTH_STAGES:
+        beside = search.alone
+        frontier = dataclasses.replace(frontier, left_out=(*frontier.left_out, _why_alone(point, search.alone_us)))
+    if option == "mini_time" and (beside or point.n_stages == 1):
+        beside = _unsplit_if_as_fast(beside or point.parts[0], request) or beside
+    start_unroll_s = time.monotonic()
+    plan = frontier.plan(number, option) if beside is None else plan_beside(frontier, beside, option)
+    others = max(0.0, start_unroll_s - start_s - sum(frontier.seconds_by_phase.values()))
+    phases = {"other candidates": others, "unroll": time.monotonic() - start_unroll_s}
+    frontier = dataclasses.replace(frontier, seconds_by_phase={**frontier.seconds_by_phase, **phases})
+    return dataclasses.replace(plan, frontier=frontier)
 
 
-def _without_stages(search: CandidateSearch, plan: Plan) -> Plan | None:
-    """Return the fastest plan without stages within the memory limit, if stages save something, but not WORTH_STAGES."""
-    saved, frontier = 1 - plan.time_us / search.alone_us, plan.frontier
-    if not 0 < saved < WORTH_STAGES:
-        return None
-    assert search.alone is not None
-    reason = (
-        f"{len(plan.stages)} stages in {plan.micro_batches} micro-batches are predicted to save {math.floor(100 * saved)}% "
-        f"of a step, and taken from {WORTH_STAGES:.0%} on; ask for stages={len(plan.stages)} to have them, or give a "
-        "profile_budget to try both"
+def _why_alone(point: PlanPoint, alone_us: float) -> str:
+    """Return the sentence that a point with stages saves something, but not WORTH_STAGES."""
+    return (
+        f"{point.n_stages} stages in {point.micro_batches} micro-batches are predicted to save "
+        f"{math.floor(100 * (1 - point.time_us / alone_us))}% of a step, and taken from {WORTH_STAGES:.0%} on; ask for "
+        f"stages={point.n_stages} to have them, or give a profile_budget to try both"
     )
-    frontier = dataclasses.replace(frontier, left_out=(*frontier.left_out, reason))
-    return plan_beside(frontier, *search.alone, plan.option)
 
 
-def _unsplit_if_as_fast(plan: Plan, request: Request) -> Plan:
-    """Return a plan, or the unsplit one if time counts, and that is predicted to be as fast and fits the memory limit.
+def _unsplit_if_as_fast(part: tuple[ModelFrontier, int], request: Request) -> tuple[ModelFrontier, int] | None:
+    """Return the unsplit point if it is predicted to be as fast as a point, and fits the memory limit.
 
     Few small operators may gain nothing by a split: each rank of a trainer loads its share of a batch, so that a search has
     no strategy without collectives. In an unsplit plan each rank loads the global batch and does all of the work.
     They are compared on measured hardware alone: descriptions don't say how long small operators and collectives take.
     """
-    frontier = plan.stages[0].frontier
-    assert frontier is not None
+    frontier, number = part
+    graph = frontier.model.graph
     is_open = not (request.force or request.placed) and request.algorithm not in OTHERS and request.objectives == MEMORY_TIME
-    has_spread = any(rule_of(op).spread for op in frontier.model.graph.step_operators)
-    if plan.parallelism == 1 or not (is_open and has_spread) or request.hardware.measured is None:
-        return plan
-    if plan.option != "mini_time" or plan.schedule != PLAIN or plan.micro_batches > 1:  # as the memory limit asked for
-        return plan
-    unsplit = find_unsplit(frontier)
-    if unsplit.points[0].time_us > plan.time_us or unsplit.fastest_within(request.limit_bytes) is None:
-        return plan
-    return plan_beside(plan.frontier, unsplit, 0, plan.option)
+    is_measured = frontier.mesh.n_devices > 1 and request.hardware.measured is not None
+    if not (is_open and is_measured) or graph.n_micro_batches > 1:  # several are as the memory limit asked for
+        return None
+    if not any(rule_of(op).spread for op in graph.step_operators):
+        return None
+    unsplit = find_baseline(frontier, UNSPLIT)
+    is_as_fast = unsplit.points[0].time_us <= frontier.points[number].time_us
+    return (unsplit, 0) if is_as_fast and unsplit.fastest_within(request.limit_bytes) is not None else None
 
 
 def profiling(jobs: Sequence[tuple[Request, int]], on_point: Callable[[Curve], None] = lambda curve: None) -> Curve:

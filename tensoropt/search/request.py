@@ -104,7 +104,7 @@ class Request:
 
     def micro_batches_to_look_at(self, parallelism: int) -> list[int]:
         """Return the number of micro-batches that is asked for, or 1; where it is open, also the most."""
-        counts = most_micro_batches(self.model, parallelism) if self.may_use_micro_batches else []
+        counts = self.model.smallest_micro_batches(parallelism) if self.may_use_micro_batches else []
         return [self.micro_batches or 1, *counts]
 
 
@@ -220,17 +220,3 @@ def checked_stages(stages: object) -> tuple[int, ...]:
     if not counts:
         raise InputError("stages is empty; give whole numbers from 1 up, such as (1, 2)")
     return tuple(dict.fromkeys(counts))
-
-
-def most_micro_batches(model: Model, parallelism: int) -> list[int]:
-    """Return the most micro-batches with a sample per device, and the most of all; none where there can't be two.
-
-    They are powers of two.
-    """
-    if not model.takes_micro_batches(2):
-        return []
-    micro_batching = model.in_micro_batches(2).graph.micro_batching
-    assert micro_batching is not None
-    divisors = [1 << i for i in range(1, micro_batching.batch.bit_length()) if micro_batching.batch % (1 << i) == 0]
-    one_each = [n for n in divisors if micro_batching.batch // n >= parallelism]
-    return list(dict.fromkeys([*one_each[-1:], *divisors[-1:]]))

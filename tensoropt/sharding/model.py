@@ -43,3 +43,16 @@ class Model:
         with suppress(InputError):
             return bool(self.in_micro_batches(n))
         return False
+
+    def smallest_micro_batches(self, n_devices: int) -> list[int]:
+        """Return the most micro-batches with a sample per device, and the most of all; none where there can't be two.
+
+        They are powers of two.
+        """
+        if not self.takes_micro_batches(2):
+            return []
+        micro_batching = self.in_micro_batches(2).graph.micro_batching
+        assert micro_batching is not None
+        divisors = [1 << i for i in range(1, micro_batching.batch.bit_length()) if micro_batching.batch % (1 << i) == 0]
+        one_each = [n for n in divisors if micro_batching.batch // n >= n_devices]
+        return list(dict.fromkeys([*one_each[-1:], *divisors[-1:]]))

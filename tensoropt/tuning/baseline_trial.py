@@ -123,7 +123,7 @@ class BaselineTrial:
         if frontier is None or frontier.points[point].time_us > NEAR * plan.time_us:
             return None
         assert plan.frontier is not None
-        baseline = plan_beside(plan.frontier, frontier, point, plan.option)
+        baseline = plan_beside(plan.frontier, (frontier, point), plan.option)
         needed_bytes = frontier.peak_bytes(point)
         fits = self.limit_bytes is None or needed_bytes <= self.limit_bytes
         all_bytes = needed_bytes + sum(p.needed_bytes for p in plans)

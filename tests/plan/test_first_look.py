@@ -26,7 +26,7 @@ def test_no_plan_is_below_the_bound_and_each_plan_looked_at_fits(name: str, monk
     request = Request(model, named("v100-2x2"), 1, budget=ONCE, tell=said.append)
     counts = request.micro_batches_to_look_at(4)
     whole = [searched(replace(request, micro_batches=n), 4) for n in (counts[0], counts[-1])]
-    held, peaks = held_anyway(request, whole, counts), []
+    held, peaks = held_anyway(request, whole), []
     for bound, n, found in zip(held, (counts[0], counts[-1]), whole, strict=False):
         peaks += [found.peak(point).n_bytes for point in range(len(found))]
         assert bound.micro_batches == n and bound.kept > 0 and bound.n_bytes <= min(peaks[-len(found):])
@@ -35,7 +35,7 @@ def test_no_plan_is_below_the_bound_and_each_plan_looked_at_fits(name: str, monk
     assert best is None and all(each.found.algorithm == "look" for each in tried)
     assert said[-1].startswith("no, not on 4 devices within ") and "what the backward pass reads" in said[-1]
 
-    look = first_look(replace(request, limit_bytes=max(peaks)), 4, counts)
+    look = first_look(replace(request, limit_bytes=max(peaks)), 4)
     frontier, point = look.best
     needed = frontier.peak_bytes(point)
     asked = replace(request, limit_bytes=needed)

@@ -14,7 +14,7 @@ from tensoropt import zoo
 from tensoropt.ft import Budget
 from tensoropt.profiling.hardware import named
 from tensoropt.search.frontiers import model_frontier
-from tensoropt.search.frontiers.find_frontier import find_unsplit
+from tensoropt.search.frontiers.find_frontier import find_baseline
 from tensoropt.search.frontiers.model_frontier import spread
 from tensoropt.tools.offline import record
 
@@ -56,4 +56,5 @@ def test_where_training_splits_nothing_predictions_are_not_split_either() -> Non
         return loss
 
     frontier = find_frontier(record(loss_beside_products, "lenet5", "sgd").model, named("v100-1x2"), 2)
-    assert plans_of(frontier).plan(0).n_split_operators and plans_of(find_unsplit(frontier)).plan(0).splits_nothing
+    assert plans_of(frontier).plan(0).n_split_operators
+    assert plans_of(find_baseline(frontier, "unsplit")).plan(0).splits_nothing

@@ -41,7 +41,7 @@ from ..stages.placement import placement
 from ..stages.points import SearchedStages, SearchedWhole
 from .bounds import bound_of_cut, bound_of_whole, points_of
 from .candidate import WORTH_AT_ONCE, Candidate, Cutting, possible_micro_batches
-from .plan_points import PlanPoint, frontier_of, why_too_large
+from .plan_points import PlanPoint, frontier_of
 from .search_cut import AlikeStages, search_ahead, search_cut
 
 
@@ -357,7 +357,7 @@ class Fit:
         frontier = frontier_of(search.request, search.parallelism, [cut])
         if search.least is None or frontier.points_of[0].peak_bytes < search.least.points_of[0].peak_bytes:
             search.least = frontier
-        if why_too_large(frontier, search.request.limit_bytes) is None:
+        if frontier.fastest_within(search.request.limit_bytes) is not None:
             search.fitting, search.fits = candidate, frontier
 
 

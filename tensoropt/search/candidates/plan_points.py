@@ -1,4 +1,4 @@
-"""The points of plans with stages and without, as frontiers with what their files and reports have; and why none fits."""
+"""The points of plans with stages and without, as frontiers with what their files and reports have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from ...common.memory_units import memory_text
 from ...common.process.garbage import older_objects_kept
 from ...common.process.progress import Progress
 from ...common.words import counted
@@ -32,7 +31,6 @@ from ..frontiers.find_frontier import find_baseline
 from ..frontiers.model_frontier import ModelFrontier
 from ..request import Request
 from ..stages.points import SearchedStages, SearchedWhole
-from .candidate import most_micro_batches
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,18 +217,6 @@ def _summary(points: Sequence[PlanPoint], mesh: Mesh, cuts: Sequence[SearchedSta
     )
 
 
-def why_too_large(frontier: Frontier[PlanPoint], limit_bytes: int | None) -> str | None:
-    """Return the sentence that even the point of least memory is above a limit, with the stage that is; None if it isn't."""
-    smallest = frontier.points_of[0]
-    if limit_bytes is None or smallest.peak_bytes <= limit_bytes:
-        return None
-    n, need_text = smallest.micro_batches, smallest.searched.need_text(smallest.stage_bytes)
-    text = f"no plan fits {limit_bytes:,} bytes ({memory_text(limit_bytes)}) per device: {need_text}"
-    can_divide = most_micro_batches(smallest.searched.stages.whole, 2 * n, default=n) > n
-    advice = ["more stages"] * (smallest.n_stages < frontier.mesh.n_devices) + ["more micro-batches"] * can_divide
-    return f"{text}; ask for {', '.join([*advice, 'more devices'])}, or memory={smallest.peak_bytes} or more"
-
-
 MOST_POINTS = 20
 """The most points whose steps are stored."""
 STORED_BASELINES = ("data-parallel", "optcnn", "tofu", "mesh-tensorflow")
@@ -262,10 +248,11 @@ def frontier_of_whole(frontier: ModelFrontier, assumed: Mapping[str, Any] = Mapp
     )
 
 
-def plan_beside(frontier: Frontier[Any], whole: ModelFrontier, number: int, option: str) -> Plan:
+def plan_beside(frontier: Frontier[Any], part: tuple[ModelFrontier, int], option: str) -> Plan:
     """Return the plan of a point of a model that isn't cut, which is taken though it is no point of a frontier."""
+    whole, number = part
     plan = frontier_of_whole(whole, frontier.assumed).plan(number, option)
-    return replace(plan, frontier=frontier, frontier_text=frontier.table(), point=None)
+    return replace(plan, frontier=frontier, point=None)
 
 
 def details_of(

@@ -31,7 +31,7 @@ from ...report.sentences import time_text
 from ...sharding.model import Model
 from ..first_look import first_look
 from ..problem.choices import ACCUMULATE, STAGES
-from ..request import Request, most_micro_batches
+from ..request import Request
 from ..stages.placement import fewest_stages
 from ..stages.points import SearchedStages, SearchedWhole
 from .by_bound import Best, Fit, SearchState, by_bound, opened
@@ -67,11 +67,11 @@ class CandidateSearch(SearchState):
     def search_whole(self, staged: Sequence[Candidate] = ()) -> None:
         """Search plans without stages, and candidates in stages that are asked for beside these."""
         request, limit, best = self.request, self.request.limit_bytes, Best(self)
-        look = first_look(request, self.parallelism, request.micro_batches_to_look_at(self.parallelism))
+        look = first_look(request, self.parallelism)
         held_bytes = least_held_bytes(request.model.graph, self.parallelism)
         first = Candidate(1, request.micro_batches or 1, least_bytes=held_bytes)
         smallest, sliced = list[Candidate](), list[Candidate]()
-        if request.may_use_micro_batches and (max_slices := most_micro_batches(request.model, self.parallelism)):
+        if request.may_use_micro_batches and (max_slices := request.model.smallest_micro_batches(self.parallelism)):
             summed_bytes = least_summed_bytes(request.model.in_micro_batches(2), self.parallelism)
             smallest = [Candidate(1, n, least_bytes=held_bytes + summed_bytes) for n in max_slices]
             sliced = [replace(smallest[0], micro_batches=1 << i) for i in range(1, max(max_slices).bit_length())]
@@ -208,7 +208,7 @@ class CandidateSearch(SearchState):
 def search_with_stages(request: Request, parallelism: int) -> CandidateSearch:
     """Search plans with the numbers of stages that a request asks for; unasked whatever is best.
 
-    They needn't be within the memory limit, see :func:`.why_too_large`. A number that isn't possible beside
+    They needn't be within the memory limit, see :func:`..infeasible.why_too_large`. A number that isn't possible beside
     others that are is left out; the frontier says so.
 
     Raises:

@@ -30,7 +30,7 @@ from ..problem.config_space import space_for
 from ..problem.strategy_problem import StrategyProblem
 from ..request import Request
 from ..search_problem import ProblemSearch, adopted
-from ..task import BaselineResult, BaselineTask, of_one_strategy
+from ..task import BaselineResult, BaselineTask
 from .model_frontier import ModelFrontier
 
 LOOK = "look"
@@ -194,7 +194,7 @@ def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | 
     """Return the points that an algorithm chooses for a frontier's model, on its hardware and under the same costs.
 
     Args:
-        algorithm: one of ``OTHERS``.
+        algorithm: one of ``OTHERS``, or ``UNSPLIT``.
         progress: called with (phase, done, total) now and then; the phases are ``costs`` and ``search``.
     """
     task = BaselineTask(frontier.costing, frontier.mesh, frontier.built.space, None, progress)
@@ -210,13 +210,6 @@ def data_parallel_configs(frontier: ModelFrontier) -> dict[str, Config]:
     task = BaselineTask(frontier.costing, frontier.mesh, frontier.built.space)
     configs: dict[str, Config] = _loaded("baselines.data_parallel").configs(task)
     return configs
-
-
-def find_unsplit(frontier: ModelFrontier) -> ModelFrontier:
-    """Return the point of a frontier's model at which nothing is split: every device does the work of one device alone."""
-    task = BaselineTask(frontier.costing, frontier.mesh, frontier.built.space)
-    configs = {op.name: Config.unsplit(frontier.mesh) for op in task.operators}
-    return _timed(frontier.model, frontier.hardware, task, lambda: of_one_strategy(task, configs, "unsplit"))
 
 
 def _find_baseline(model: Model, hardware: Hardware, task: BaselineTask, algorithm: str) -> ModelFrontier:
