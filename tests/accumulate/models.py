@@ -77,13 +77,10 @@ def tied(api: Any = tf.compat.v1, n_rows: int = 37) -> zoo.Built:
 
 
 FUNCTIONS: dict[str, Callable[[], zoo.Built]] = {
-    "mlp": partial(zoo.mlp, batch=BATCH),
-    "attention": partial(zoo.attention, batch=BATCH),
-    "windows": partial(zoo.windows, batch=BATCH),
-    "looking_up": looking_up,
-    "tied": tied,
+    "mlp": partial(zoo.mlp, batch=BATCH), "attention": partial(zoo.attention, batch=BATCH),
+    "windows": partial(zoo.windows, batch=BATCH), "looking_up": looking_up, "tied": tied,
     "dropping_out": dropping_out,
-}
+}  # fmt: skip
 
 
 @cache

@@ -47,10 +47,8 @@ WHEN = {
 
 BECAUSE = {
     "All devices run the same operators equally often, so that none waits in a collective for one that doesn't come": (
-        "frontend/control_flow",
-        "frontend/tracing/tapes.py",
-        "frontend/tracing/flatten.py: updates a variable inside",
-        "lowering/resharding",
+        "frontend/control_flow", "frontend/tracing/tapes.py",
+        "frontend/tracing/flatten.py: updates a variable inside", "lowering/resharding",
     ),
     "A plan is made for shapes: layouts, memory and collectives follow from them": (
         "frontend/recorded_graph.py",
@@ -79,11 +77,8 @@ BECAUSE = {
         "frontend/tracing/preprocessing.py",
     ),
     "Gradients are those of TensorFlow, taken operator by operator; other ways would train to other numbers": (
-        "frontend/gradient_function.py",
-        "frontend/gradient_placeholders.py",
-        "frontend/imported_gradients.py",
-        "frontend/stateful.py: another gradient",
-        "frontend/recording.py: made of gradients|has no gradient",
+        "frontend/gradient_function.py", "frontend/gradient_placeholders.py", "frontend/imported_gradients.py",
+        "frontend/stateful.py: another gradient", "frontend/recording.py: made of gradients|has no gradient",
         "lowering/gradient_analysis.py",
     ),
     "A graph of operators on values is planned; an array that grows in a loop has no layout outside of it": (
@@ -91,19 +86,15 @@ BECAUSE = {
         "frontend/initial_values.py",
     ),
     "Trained values are shards on the ranks, and what runs was captured": (
-        "trainer/variables/live.py",
-        "unchanged: trained other",
-        "trainer/live_model.py",
+        "trainer/variables/live.py", "unchanged: trained other", "trainer/live_model.py",
     ),
     "All ranks must do the same, with the same values": (
-        "trainer/trainer_ranks.py",
-        "trainer/data/batch_shares.py",
-        "trainer/parallelize.py: different plans",
+        "trainer/trainer_ranks.py", "trainer/data/batch_shares.py", "trainer/parallelize.py: different plans",
         "unchanged: rank",
     ),
     "Each device updates its shards alone, and replicas must stay equal": ("optimizers",),
     MEANINGLESS: ("frontend", "trainer", "session", "unchanged"),
-}
+}  # fmt: skip
 """Why a sentence is needed, with where it is said: a file or package, and after a colon a pattern of the sentence. The first
 that fits counts."""
 

@@ -80,11 +80,9 @@ def test_lines_come_after_two_seconds_and_each_ten_and_name_the_innermost_phase(
         clock.end()
     assert waited == [2, 10, 10, 10]
     assert capsys.readouterr().err.splitlines() == [
-        "tensoropt: after 2 s: capture",
-        "tensoropt: after 12 s: search",
-        "tensoropt: after 22 s: costs, 3 of 7",
+        "tensoropt: after 2 s: capture", "tensoropt: after 12 s: search", "tensoropt: after 22 s: costs, 3 of 7",
         "tensoropt: after 32 s: capture",
-    ]
+    ]  # fmt: skip
 
 
 def test_a_second_wait_counts_from_its_own_start_and_short_work_shows_nothing(

@@ -174,11 +174,6 @@ def trained_swish(x: Any) -> Any:
 
 
 MODELS: Sequence[Callable[[], Built]] = (
-    lstm,
-    elementwise_loop,
-    nested_loop,
-    custom(tf.nn.silu, row_scaled),
-    custom(trained_swish, straight_through),
-    custom(normalised_gradient, with_decay),
-    custom(without_some, by_branch),
-)
+    lstm, elementwise_loop, nested_loop, custom(tf.nn.silu, row_scaled), custom(trained_swish, straight_through),
+    custom(normalised_gradient, with_decay), custom(without_some, by_branch),
+)  # fmt: skip

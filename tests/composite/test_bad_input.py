@@ -71,18 +71,16 @@ def overridden(x: tf.Tensor) -> tf.Tensor:
 
 @pytest.mark.parametrize(
     ("function", "what"),
-    [
-        (until_small, "runs as often as a computed value says"),
-        (where_it_points, "reads or writes a place that depends on what it computes"),
-        (what_it_wrote, "must write once to each TensorArray in a trip"),
-        (written_afterwards, "stacks a TensorArray that no loop filled"),
-        (not_all, "fills places .0, 1, 2. of a TensorArray of 4 elements"),
-        (never, "doesn't run even once"),
-        (grows, "from shape .6, 5. to .12, 5."),
-        (overridden, "write it with tf.custom_gradient"),
-    ],
+    [(until_small, "runs as often as a computed value says"),
+     (where_it_points, "reads or writes a place that depends on what it computes"),
+     (what_it_wrote, "must write once to each TensorArray in a trip"),
+     (written_afterwards, "stacks a TensorArray that no loop filled"),
+     (not_all, "fills places .0, 1, 2. of a TensorArray of 4 elements"),
+     (never, "doesn't run even once"),
+     (grows, "from shape .6, 5. to .12, 5."),
+     (overridden, "write it with tf.custom_gradient")],
     ids=lambda value: value.__name__ if callable(value) else "",
-)
+)  # fmt: skip
 def test_refusals_name_the_users_line(function: Callable[[tf.Tensor], tf.Tensor], what: str) -> None:
     with pytest.raises(InputError, match=what) as error:
         capture(function)

@@ -86,11 +86,9 @@ def main(case: str, n_strategies: int, collectives: str = "mpi") -> None:
     meshes = [Mesh.of(COMM.size)] + ([Mesh.of(2, 2)] if COMM.size == 4 else [])
     backends = [backend_of(mesh, collectives) for mesh in meshes]
     functions = {
-        "models": (zoo.mlp, zoo.cnn, zoo.attention),
-        "broadcasting": (zoo.broadcasting,),
-        "random": (zoo.noise,),
+        "models": (zoo.mlp, zoo.cnn, zoo.attention), "broadcasting": (zoo.broadcasting,), "random": (zoo.noise,),
         "windows": (zoo.windows,),
-    }[case]
+    }[case]  # fmt: skip
     optimizers = tuple(zoo.HYPERPARAMETERS)
     splits = dict.fromkeys(("broadcasting", "random"), lambda config: bool(config.used_axes))
     prefers = {**splits, "windows": slides}.get(case)

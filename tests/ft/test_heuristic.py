@@ -85,13 +85,10 @@ def test_another_state_is_tried_where_the_first_leaves_nothing() -> None:
     third_needs_one = np.array([[0, 0, INFEASIBLE], [0, 0, 0]])
     slight = np.array([[0, 1], [1, 0]])
     edges = (
-        Edge(1, 2, differ, differ),
-        Edge(2, 3, differ_or_third, differ_or_third),
-        Edge(1, 3, differ_or_third, differ_or_third),
-        Edge(0, 3, third_needs_one, third_needs_one),
-        Edge(0, 1, slight, slight),
-        Edge(0, 2, slight, slight),
-    )
+        Edge(1, 2, differ, differ), Edge(2, 3, differ_or_third, differ_or_third),
+        Edge(1, 3, differ_or_third, differ_or_third), Edge(0, 3, third_needs_one, third_needs_one),
+        Edge(0, 1, slight, slight), Edge(0, 2, slight, slight),
+    )  # fmt: skip
     problem = Problem((hub, *ring), edges)
     true = search(problem, "exhaustive")
     assert set(true.strategies[:, 0].tolist()) == {1}

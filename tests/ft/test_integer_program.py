@@ -70,12 +70,9 @@ class IntegerProgram:
         mem, time = np.where(allowed, self.mem, 0), np.where(allowed, self.time, 0)
         constraints = [LinearConstraint(self.equal, self.right, self.right), LinearConstraint(mem[None], ub=budget)]
         result = milp(
-            time,
-            constraints=constraints,
-            integrality=np.ones(len(mem)),
-            bounds=Bounds(0, allowed.astype(float)),
+            time, constraints=constraints, integrality=np.ones(len(mem)), bounds=Bounds(0, allowed.astype(float)),
             options={"mip_rel_gap": 0.0},
-        )
+        )  # fmt: skip
         return None if result.x is None else int(time[result.x > 0.5].sum())
 
 

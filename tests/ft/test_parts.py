@@ -41,22 +41,20 @@ def test_cost_of_a_strategy_is_equation_3() -> None:
 
 @pytest.mark.parametrize(
     ("make", "error", "message"),
-    [
-        (lambda: Node("a", np.array([1.5]), ints(1)), TypeError, "mem_bytes of node 'a' must be integers"),
-        (lambda: Node("a", ints(), ints()), ValueError, r"shape \[K\] with K >= 1, got \(0,\)"),
-        (lambda: Node("a", ints(1), ints(-1)), ValueError, r"time_ns of node 'a' must lie in \[0, 2\^63\), got -1"),
-        (lambda: Node("a", np.array([1 << 63], np.uint64), ints(1)), ValueError, "got 9223372036854775808"),
-        (lambda: Node("a", ints(1, 2), ints(1)), ValueError, "one shape"),
-        (lambda: Edge(0, 0, np.eye(2, dtype=int), np.eye(2, dtype=int)), ValueError, "joins two nodes, got 0 twice"),
-        (lambda: Edge(0, 1, ints(1), ints(1)), ValueError, r"K target\] with both K >= 1, got \(1,\)"),
-        (lambda: Problem(()), ValueError, "at least one node"),
-        (lambda: Problem((Node("a", ints(1), ints(1)),), (Edge(0, 1, ints(1)[None], ints(1)[None]),)), ValueError,
-         "edge 0 names node 1, but there are 1 nodes"),
-        (lambda: Problem((Node("a", ints(1), ints(1)), Node("b", ints(1, 2), ints(1, 2))),
-                         (Edge(0, 1, np.eye(2, dtype=int), np.eye(2, dtype=int)),)), ValueError,
-         r"edge 'a' -> 'b' must be \(1, 2\), got \(2, 2\)"),
-    ],
-)
+    [(lambda: Node("a", np.array([1.5]), ints(1)), TypeError, "mem_bytes of node 'a' must be integers"),
+     (lambda: Node("a", ints(), ints()), ValueError, r"shape \[K\] with K >= 1, got \(0,\)"),
+     (lambda: Node("a", ints(1), ints(-1)), ValueError, r"time_ns of node 'a' must lie in \[0, 2\^63\), got -1"),
+     (lambda: Node("a", np.array([1 << 63], np.uint64), ints(1)), ValueError, "got 9223372036854775808"),
+     (lambda: Node("a", ints(1, 2), ints(1)), ValueError, "one shape"),
+     (lambda: Edge(0, 0, np.eye(2, dtype=int), np.eye(2, dtype=int)), ValueError, "joins two nodes, got 0 twice"),
+     (lambda: Edge(0, 1, ints(1), ints(1)), ValueError, r"K target\] with both K >= 1, got \(1,\)"),
+     (lambda: Problem(()), ValueError, "at least one node"),
+     (lambda: Problem((Node("a", ints(1), ints(1)),), (Edge(0, 1, ints(1)[None], ints(1)[None]),)), ValueError,
+      "edge 0 names node 1, but there are 1 nodes"),
+     (lambda: Problem((Node("a", ints(1), ints(1)), Node("b", ints(1, 2), ints(1, 2))),
+                      (Edge(0, 1, np.eye(2, dtype=int), np.eye(2, dtype=int)),)), ValueError,
+      r"edge 'a' -> 'b' must be \(1, 2\), got \(2, 2\)")],
+)  # fmt: skip
 def test_bad_problems_are_refused(make, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         make()

@@ -21,11 +21,9 @@ def main() -> None:
     sockets, *arguments = sys.argv[1:]
     servers = sockets.split(":")
     request = {
-        "arguments": arguments,
-        "environment": dict(os.environ),
-        "folder": os.getcwd(),
+        "arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd(),
         "cores": sorted(os.sched_getaffinity(0)),
-    }
+    }  # fmt: skip
     signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
     server = socket.socket(socket.AF_UNIX)
     server.connect(servers[int(os.environ.get("OMPI_COMM_WORLD_RANK", 0)) % len(servers)])

@@ -300,11 +300,9 @@ def _record(function: Callable[[], Built], optimizer: str, seed: int) -> Recorde
     classic = Classic(optimizer, tuple(hyperparameters.items()))
     graph = import_graph(
         recorded,
-        [
-            RecordedStep(train, loss, tuple(variable.handle.op.name for variable in own), classic)
-            for train, (loss, own) in zip(trains, trained, strict=True)
-        ],
-    )
+        [RecordedStep(train, loss, tuple(variable.handle.op.name for variable in own), classic)
+         for train, (loss, own) in zip(trains, trained, strict=True)],
+    )  # fmt: skip
     check_graph(graph)
     with recorded.as_default(), tf.compat.v1.Session(config=_unoptimized()) as session:
         # Only now, so that the recorded graph above is that of a user, without gradients.
@@ -322,13 +320,9 @@ def _record(function: Callable[[], Built], optimizer: str, seed: int) -> Recorde
         metrics = session.run(built.metrics, {key: values[0] for key, values in built.inputs.items()})
     batches = tuple({key.name: values[i] for key, values in built.inputs.items()} for i in range(N_BATCHES))
     return Recorded(
-        Model(graph, analyse(graph)),
-        built.loss.name,
-        tuple(metric.name for metric in built.metrics),
-        first_values,
-        batches,
-        Reference(tuple(losses), after, tuple(metrics)),
-    )
+        Model(graph, analyse(graph)), built.loss.name, tuple(metric.name for metric in built.metrics),
+        first_values, batches, Reference(tuple(losses), after, tuple(metrics)),
+    )  # fmt: skip
 
 
 def _unoptimized() -> tf.compat.v1.ConfigProto:

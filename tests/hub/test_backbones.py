@@ -23,11 +23,9 @@ MASK = (np.arange(LENGTH) < RNG.integers(4, LENGTH + 1, (N, 1))).astype("int32")
 SEQUENCES = {"token_ids": TOKENS[:, :-1], "padding_mask": MASK}
 SEGMENTS = {**SEQUENCES, "segment_ids": RNG.integers(0, 2, (N, LENGTH)).astype("int32")}
 TRANSLATIONS = {
-    "encoder_token_ids": TOKENS[:, :-1],
-    "encoder_padding_mask": MASK,
-    "decoder_token_ids": TOKENS[::-1, :-1].copy(),
-    "decoder_padding_mask": MASK,
-}
+    "encoder_token_ids": TOKENS[:, :-1], "encoder_padding_mask": MASK,
+    "decoder_token_ids": TOKENS[::-1, :-1].copy(), "decoder_padding_mask": MASK,
+}  # fmt: skip
 IMAGES = RNG.normal(size=(N, 32, 32, 3))
 LABELS = RNG.integers(0, CLASSES, N)
 hub = keras_hub.models

@@ -162,17 +162,11 @@ CONVOLUTIONS = (
 
 _TWO = ((4, 5), (4, 5))
 MERGING = (
-    listed(_TWO, "Add"),
-    listed(_TWO, "Average"),
-    listed(_TWO, "Concatenate", axis=-1),
-    listed(_TWO, "Maximum"),
-    listed(_TWO, "Minimum"),
-    listed(_TWO, "Multiply"),
-    listed(_TWO, "Subtract"),
-    listed(((4,), (4,)), "Dot", axes=-1),
-    listed(_TWO, "Dot", axes=-1),
+    listed(_TWO, "Add"), listed(_TWO, "Average"), listed(_TWO, "Concatenate", axis=-1), listed(_TWO, "Maximum"),
+    listed(_TWO, "Minimum"), listed(_TWO, "Multiply"), listed(_TWO, "Subtract"),
+    listed(((4,), (4,)), "Dot", axes=-1), listed(_TWO, "Dot", axes=-1),
     listed(_TWO, "Dot", axes=(2, 2), normalize=True),
-)
+)  # fmt: skip
 
 NORMALIZATION = (
     on((3,), "BatchNormalization"),
@@ -277,12 +271,9 @@ RESHAPING = (
 )
 
 _REGULARIZED = {
-    "units": 3,
-    "return_sequences": True,
-    "bias_regularizer": "l1",
-    "kernel_regularizer": "l2",
+    "units": 3, "return_sequences": True, "bias_regularizer": "l1", "kernel_regularizer": "l2",
     "recurrent_regularizer": "l2",
-}
+}  # fmt: skip
 
 
 def _recurrent(name: str) -> tuple[Entry, ...]:

@@ -85,11 +85,9 @@ def recorded_graph(function: Callable[[], zoo.Built]) -> Graph:
 
 @pytest.mark.parametrize(
     ("op_type", "gives", "said"),
-    [
-        ("Tanh", False, r"Tanh .* got no gradient of an input, expected gradients of inputs 0\."),
-        ("StopGradient", True, r"StopGradient .* got gradients of inputs 0, expected no gradient of an input\."),
-    ],
-)
+    [("Tanh", False, r"Tanh .* got no gradient of an input, expected gradients of inputs 0\."),
+     ("StopGradient", True, r"StopGradient .* got gradients of inputs 0, expected no gradient of an input\.")],
+)  # fmt: skip
 def test_an_operator_that_is_followed_otherwise_is_noticed(
     monkeypatch: pytest.MonkeyPatch, op_type: str, gives: bool, said: str
 ) -> None:

@@ -37,10 +37,8 @@ NOTHING_SHOWN = {"makespan_ns": 0, "devices": [], "operators": [], "kinds": [], 
 OF_ONE_STEP = tuple(name for name in MODELS if name != "adversarial")
 MOST_TRIES, MOST_DRAWS = 50, 30
 PREFERENCES: dict[str, Callable[[Config], bool] | None] = {
-    "any": None,
-    "split": lambda config: bool(config.used_axes),
-    "windows": slides,
-}
+    "any": None, "split": lambda config: bool(config.used_axes), "windows": slides,
+}  # fmt: skip
 IMPOSSIBLE = (
     "stages have their devices in the order of the program",
     "where operators are placed: each needs a variable",
@@ -187,17 +185,10 @@ def in_stages(rng: random.Random, draw: Draw, stages: Stages) -> Plan:
         held = {"in_flight": in_flight, "deferred": deferred, "peak_bytes": 0}
         planned.append(replace(stage, devices=block.devices, last_operator=last_operator, operators=own, **held))
     return Plan(
-        stages=tuple(planned),
-        mesh=hardware.mesh(draw.n_devices),
-        exact=False,
-        option="random",
-        schedule=draw.schedule,
-        interleaving=order and order.interleaving,
-        micro_batches=draw.n,
-        time_us=0.0,
-        model_digest=draw.model.graph.digest,
-        timeline=NOTHING_SHOWN,
-    )
+        stages=tuple(planned), mesh=hardware.mesh(draw.n_devices), exact=False, option="random",
+        schedule=draw.schedule, interleaving=order and order.interleaving, micro_batches=draw.n, time_us=0.0,
+        model_digest=draw.model.graph.digest, timeline=NOTHING_SHOWN,
+    )  # fmt: skip
 
 
 def _random_plan(rng: random.Random, draw: Draw, part: Model, hardware: Hardware, n_devices: int) -> Plan:

@@ -28,13 +28,11 @@ def test_the_experiment_finds_what_is_known(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("optimizer", "fault"),
-    [
-        (keras.optimizers.Lamb(0.01), "its update of a vector differs from that of the halves, cut along dimension 0"),
-        (keras.optimizers.Adafactor(0.01), "its update of a vector"),
-        (keras.optimizers.Muon(0.01), "its update of a vector"),
-        (RowNormalised(0.01), "its update of a vector"),
-    ],
-)
+    [(keras.optimizers.Lamb(0.01), "its update of a vector differs from that of the halves, cut along dimension 0"),
+     (keras.optimizers.Adafactor(0.01), "its update of a vector"),
+     (keras.optimizers.Muon(0.01), "its update of a vector"),
+     (RowNormalised(0.01), "its update of a vector")],
+)  # fmt: skip
 def test_the_experiment_notices(optimizer: Any, fault: str) -> None:
     assert experiment(optimizer).startswith(fault)
 
@@ -75,13 +73,11 @@ class Following(RowNormalised):
 
 @pytest.mark.parametrize(
     ("optimizer", "sentence"),
-    [
-        (Noisy(), "optimizer Noisy makes another update each time from the same gradients, so that ranks would drift apart"),
-        (Forgetful(1.0), r"Forgetful can't be made again from its get_config\(\), .*must return all arguments"),
-        (Following(), "optimizer Following must see whole parameters .*but its variables start from the parameters' values"),
-        ("adam", "expected a Keras optimizer such as keras.optimizers.Adam"),
-    ],
-)
+    [(Noisy(), "optimizer Noisy makes another update each time from the same gradients, so that ranks would drift apart"),
+     (Forgetful(1.0), r"Forgetful can't be made again from its get_config\(\), .*must return all arguments"),
+     (Following(), "optimizer Following must see whole parameters .*but its variables start from the parameters' values"),
+     ("adam", "expected a Keras optimizer such as keras.optimizers.Adam")],
+)  # fmt: skip
 def test_optimizers_that_cannot_run_on_shards_are_replicated(optimizer: Any, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         KerasOptimizer.of(optimizer, [keras.Variable([[1.0, 2.0]], name="w")])

@@ -112,13 +112,11 @@ def random_engine_of(
     in_flight = [random.Random(seed + index).randint(1, n) for index in range(n_stages)]
     engines = {
         index: StageState(
-            view.whole,
-            random_router(seed),
-            EmulatedBackend(view.whole.strategy.mesh),
+            view.whole, random_router(seed), EmulatedBackend(view.whole.strategy.mesh),
             lambda variable: model.first_values[variable],
         )
         for index, view in enumerate(views)
-    }
+    }  # fmt: skip
     deferred = [random.Random(seed - index).randint(0, n) for index in range(n_stages)]
     if schedule == INTERLEAVED:
         orders = interleaved(random.Random(seed), n_stages, n, len(meshes)).orders

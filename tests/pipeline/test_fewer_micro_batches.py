@@ -100,13 +100,9 @@ def test_a_cut_is_left_out_only_if_found_points_need_no_more_than_it_in_time_and
 def test_corners_are_beaten_by_points_that_need_no_more() -> None:
     corners = Corners(np.array([4.0, 8.0]), np.array([9.0, 5.0]))
     for points, expected in (
-        (([4, 8], [9, 5]), True),
-        (([8, 3], [5, 9]), True),
-        (([3], [5]), True),
-        (([4, 8], [9, 6]), False),
-        (([5], [1]), False),
-        (([], []), False),
-    ):
+        (([4, 8], [9, 5]), True), (([8, 3], [5, 9]), True), (([3], [5]), True), (([4, 8], [9, 6]), False),
+        (([5], [1]), False), (([], []), False),
+    ):  # fmt: skip
         assert corners.are_beaten(Corners(*map(np.array, points))) == expected
     assert Corners(np.zeros(0), np.zeros(0)).are_beaten(corners)
     assert corners.within(7).mem_bytes.tolist() == [4.0]

@@ -224,15 +224,13 @@ def test_devices_are_as_many_equal_submeshes_as_possible() -> None:
 
 @pytest.mark.parametrize(
     ("options", "stages", "message"),
-    [
-        ({}, (2,), r"2 stages can't be interleaved on 2 devices: two submeshes or more .*; ask for 4 or 6 stages, or for"),
-        ({"cluster": "v100-1x3"}, (4,), r"4 stages can't be interleaved on 3 devices: .*; ask for 6 or 9 stages, or for"),
-        ({"micro_batches": 1}, (4,), "interleaved stages take a batch in micro-batches, got one; ask for more, or for"),
-        ({}, (5,), "5 stages can't be interleaved on 2 devices"),
-        ({"cluster": "v100-1x1"}, (4,), r"4 stages can't be interleaved on 1 device: .*; use another one"),
-        ({"force": {"MatMul": {"devices": [0]}}}, (4,), "has stages share their devices, and operators are placed"),
-    ],
-)
+    [({}, (2,), r"2 stages can't be interleaved on 2 devices: two submeshes or more .*; ask for 4 or 6 stages, or for"),
+     ({"cluster": "v100-1x3"}, (4,), r"4 stages can't be interleaved on 3 devices: .*; ask for 6 or 9 stages, or for"),
+     ({"micro_batches": 1}, (4,), "interleaved stages take a batch in micro-batches, got one; ask for more, or for"),
+     ({}, (5,), "5 stages can't be interleaved on 2 devices"),
+     ({"cluster": "v100-1x1"}, (4,), r"4 stages can't be interleaved on 1 device: .*; use another one"),
+     ({"force": {"MatMul": {"devices": [0]}}}, (4,), "has stages share their devices, and operators are placed")],
+)  # fmt: skip
 def test_what_cant_be_interleaved_is_refused(options: dict, stages: tuple[int, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
         frontier_of(request(**options), stages)

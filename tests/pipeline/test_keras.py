@@ -286,17 +286,15 @@ def with_own_step(kind: type = OwnStep) -> keras.Model:
 
 @pytest.mark.parametrize(
     ("model", "optimizer", "changed", "said"),
-    [
-        (dense, "sgd", {"stages": 1, "schedule": "gpipe"}, "schedule='gpipe' is the order in which stages run"),
-        (lambda: dense(keras.layers.BatchNormalization()), "sgd", {"memory": "10B"}, ", which take the batch at once, stage "
-            r"\d alone, .*; ask for more stages, more devices, or memory="),
-        (dense, "sgd", {"collectives": "horovod"}, "a plan with stages runs by other collectives than 'horovod'"),
-        (dense, Mixing(0.1), {}, "optimizer Mixing can't update the parameters of each stage by themselves"),
-        (lambda: dense(keras.layers.BatchNormalization()), "sgd", {"micro_batches": 2}, "batch normalisation.*es=1"),
-        (with_own_step, None, {}, "computes with its gradients.*without stages"),
-        (lambda: with_own_step(TwoOptimizers), None, {}, "optimizer SGD .*, as one has none of them; use fewer stages"),
-    ],
-)
+    [(dense, "sgd", {"stages": 1, "schedule": "gpipe"}, "schedule='gpipe' is the order in which stages run"),
+     (lambda: dense(keras.layers.BatchNormalization()), "sgd", {"memory": "10B"}, ", which take the batch at once, stage "
+         r"\d alone, .*; ask for more stages, more devices, or memory="),
+     (dense, "sgd", {"collectives": "horovod"}, "a plan with stages runs by other collectives than 'horovod'"),
+     (dense, Mixing(0.1), {}, "optimizer Mixing can't update the parameters of each stage by themselves"),
+     (lambda: dense(keras.layers.BatchNormalization()), "sgd", {"micro_batches": 2}, "batch normalisation.*es=1"),
+     (with_own_step, None, {}, "computes with its gradients.*without stages"),
+     (lambda: with_own_step(TwoOptimizers), None, {}, "optimizer SGD .*, as one has none of them; use fewer stages")],
+)  # fmt: skip
 def test_what_stages_dont_allow_gets_a_sentence(model: Any, optimizer: Any, changed: dict[str, Any], said: str) -> None:
     where = {"parallelism": 4, "cluster": "v100-1x4", "collectives": "emulated", "verbose": 0}
     loss = "mse" if optimizer is not None else None

@@ -49,16 +49,10 @@ def devices_of(plan: Plan, operator: str) -> tuple[int, ...]:
     ("placed", "stages", "sizes"),
     first(
         1,
-        [
-            ({1: [0, 1, 2], 2: [3]}, None, (3, 1)),
-            ({1: [0]}, None, (1, 3)),
-            ({2: [1, 2]}, (3,), (1, 2, 1)),
-            ({2: [2, 3]}, None, (2, 2)),
-            ({1: [0, 1]}, (2,), (2, 2)),
-            ({-1: [3]}, (2, 3), None),
-        ],
+        [({1: [0, 1, 2], 2: [3]}, None, (3, 1)), ({1: [0]}, None, (1, 3)), ({2: [1, 2]}, (3,), (1, 2, 1)),
+         ({2: [2, 3]}, None, (2, 2)), ({1: [0, 1]}, (2,), (2, 2)), ({-1: [3]}, (2, 3), None)],
     ),
-)
+)  # fmt: skip
 def test_the_stages_have_the_devices_and_operators_that_are_placed(
     placed: dict[int, list[int]], stages: tuple[int, ...] | None, sizes: tuple[int, ...] | None
 ) -> None:
@@ -141,21 +135,19 @@ def test_a_placement_is_compared_with_the_frontier(tmp_path: Path, capsys: pytes
 
 @pytest.mark.parametrize(
     ("placed", "arguments", "said"),
-    [
-        (("[0, 1]", "[2, 5]"), (), "tensoropt.place takes consecutive devices, such as [0, 1], got [2, 5]"),
-        (("[0, 1]", "[4]"), (), "is placed on device 4, but the plan is for devices 0 to 3; place it on these"),
-        (("[0, 1]", "[1, 2]"), (), "a device has one stage; place them on the same devices, or on devices that aren't"),
-        (("[2]", "[0, 1]"), (), "comes before it: stages have their devices in the order of the program"),
-        (("[1]", "[2]"), ("--stages", "2"), "devices [1] and [2] of 4, for which it takes 4"),
-        (("[0]", "[1, 2, 3]"), ("--stages", "1"), "stages=1 is asked for, and operators are placed in 2 stages"),
-        (("[0]", "[1, 2]"), (), "the model can't be cut into 3 stages where operators are placed: each needs a variable "
-            "that is trained, and the model has 2; ask for fewer stages, or place fewer operators"),
-        (("0", "[1]"), (), "tensoropt.place takes a list of numbers of devices, such as [0, 1], got 0"),
-        (("[0]", "[1, 2, 3]"), ("--memory", "1kB"), "no plan fits 1,000 bytes (1 kB) per device: in 2 stages and "),
-        (("[0]", "[1, 2, 3]"), ("--algorithm", "optcnn"), "algorithm 'optcnn' knows no stages"),
-        (("[0]", "[1, 2, 3]"), ("--schedule", "2f2b"), "unknown schedule '2f2b'; expected '1f1b', 'gpipe'"),
-    ],
-)
+    [(("[0, 1]", "[2, 5]"), (), "tensoropt.place takes consecutive devices, such as [0, 1], got [2, 5]"),
+     (("[0, 1]", "[4]"), (), "is placed on device 4, but the plan is for devices 0 to 3; place it on these"),
+     (("[0, 1]", "[1, 2]"), (), "a device has one stage; place them on the same devices, or on devices that aren't"),
+     (("[2]", "[0, 1]"), (), "comes before it: stages have their devices in the order of the program"),
+     (("[1]", "[2]"), ("--stages", "2"), "devices [1] and [2] of 4, for which it takes 4"),
+     (("[0]", "[1, 2, 3]"), ("--stages", "1"), "stages=1 is asked for, and operators are placed in 2 stages"),
+     (("[0]", "[1, 2]"), (), "the model can't be cut into 3 stages where operators are placed: each needs a variable "
+         "that is trained, and the model has 2; ask for fewer stages, or place fewer operators"),
+     (("0", "[1]"), (), "tensoropt.place takes a list of numbers of devices, such as [0, 1], got 0"),
+     (("[0]", "[1, 2, 3]"), ("--memory", "1kB"), "no plan fits 1,000 bytes (1 kB) per device: in 2 stages and "),
+     (("[0]", "[1, 2, 3]"), ("--algorithm", "optcnn"), "algorithm 'optcnn' knows no stages"),
+     (("[0]", "[1, 2, 3]"), ("--schedule", "2f2b"), "unknown schedule '2f2b'; expected '1f1b', 'gpipe'")],
+)  # fmt: skip
 def test_what_cannot_be_placed_gets_a_sentence(
     placed: tuple[str, str], arguments: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,13 +158,11 @@ def test_what_cannot_be_placed_gets_a_sentence(
 
 @pytest.mark.parametrize(
     ("force", "said"),
-    [
-        ({"MatMul": {"devices": 3}}, r"force=\{'MatMul': \{'devices': ...\}\} takes a list of numbers of devices"),
-        ({"MatMul": {"devices": [-1]}}, "takes a list of numbers of devices"),
-        ({"Nothing": {"devices": [0]}}, "force names 'Nothing', which is neither an operator's name nor a type"),
-        ({"MatMul": {"devices": [1], "m": 0}}, "force takes a positive number of blocks for MatMul's factor 'm', got 0"),
-    ],
-)
+    [({"MatMul": {"devices": 3}}, r"force=\{'MatMul': \{'devices': ...\}\} takes a list of numbers of devices"),
+     ({"MatMul": {"devices": [-1]}}, "takes a list of numbers of devices"),
+     ({"Nothing": {"devices": [0]}}, "force names 'Nothing', which is neither an operator's name nor a type"),
+     ({"MatMul": {"devices": [1], "m": 0}}, "force takes a positive number of blocks for MatMul's factor 'm', got 0")],
+)  # fmt: skip
 def test_a_malformed_placement_gets_a_sentence(force: object, said: str) -> None:
     with pytest.raises(InputError, match=said):
         request("mlp", force)

@@ -140,18 +140,16 @@ def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("n_stages", "changed", "said"),
-    [
-        (8, {}, "8 stages on 4 devices: each takes one at least; give 4 or fewer"),
-        ("two", {}, r"stages takes whole numbers from 1 up, such as 2, or \(1, 2\) for a choice, got 'two'"),
-        ((2, 0), {}, r"stages takes whole numbers from 1 up, .* got \(2, 0\)"),
-        ((), {}, "stages is empty"),
-        (2, {"micro_batches": 3}, "8 samples, which 3 doesn't divide"),
-        (2, {"without": frozenset(["stages"])}, "stages=2 is asked for, and to do without 'stages'"),
-        (2, {"algorithm": "optcnn"}, "algorithm 'optcnn' knows no stages"),
-        (2, {"objectives": ("memory", "network")}, "stages=2 trades memory and time, got the objectives memory,network"),
-        (2, {"limit_bytes": 10}, r"no plan fits 10 bytes .* stage \d alone, .* needs"),
-    ],
-)
+    [(8, {}, "8 stages on 4 devices: each takes one at least; give 4 or fewer"),
+     ("two", {}, r"stages takes whole numbers from 1 up, such as 2, or \(1, 2\) for a choice, got 'two'"),
+     ((2, 0), {}, r"stages takes whole numbers from 1 up, .* got \(2, 0\)"),
+     ((), {}, "stages is empty"),
+     (2, {"micro_batches": 3}, "8 samples, which 3 doesn't divide"),
+     (2, {"without": frozenset(["stages"])}, "stages=2 is asked for, and to do without 'stages'"),
+     (2, {"algorithm": "optcnn"}, "algorithm 'optcnn' knows no stages"),
+     (2, {"objectives": ("memory", "network")}, "stages=2 trades memory and time, got the objectives memory,network"),
+     (2, {"limit_bytes": 10}, r"no plan fits 10 bytes .* stage \d alone, .* needs")],
+)  # fmt: skip
 def test_what_stages_dont_allow_gets_a_sentence(n_stages: object, changed: dict[str, object], said: str) -> None:
     model = models.recorded("mlp", "adam").model
     request = Request(model, named("v100-1x4"), changed.pop("limit_bytes", None), **changed)  # type: ignore[arg-type]

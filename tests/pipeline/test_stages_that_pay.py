@@ -131,15 +131,11 @@ def test_a_memory_limit_holds_for_them() -> None:
 
 @pytest.mark.parametrize(
     ("changed", "n_devices"),
-    [
-        ({"hardware": named("v100-1x4")}, 4),
-        ({"hardware": named("v100-2x4")}, 4),
-        ({"without": frozenset({"stages"})}, 2),
-        ({"algorithm": "data-parallel"}, 2),
-        ({"may_take_stages": False}, 2),
-    ],
+    [({"hardware": named("v100-1x4")}, 4), ({"hardware": named("v100-2x4")}, 4),
+     ({"without": frozenset({"stages"})}, 2), ({"algorithm": "data-parallel"}, 2),
+     ({"may_take_stages": False}, 2)],
     ids=["one machine", "devices of one machine", "without stages", "another algorithm", "not allowed"],
-)
+)  # fmt: skip
 def test_nothing_is_looked_for_where_they_cannot_pay(
     changed: dict[str, object], n_devices: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

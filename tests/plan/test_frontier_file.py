@@ -43,19 +43,17 @@ def test_any_key_that_is_missing_is_noticed(whole, file):
 
 @pytest.mark.parametrize(
     "change",
-    [
-        lambda value: value["points"][1].update(sum_bytes=value["points"][1]["sum_bytes"] + 1),
-        lambda value: value["points"][1].update(compute_time_us=0.5),
-        lambda value: value["points"][1].update(exact=False),
-        lambda value: value["operators"][0]["choices"][0].update(sum_bytes=1),
-        lambda value: value["operators"][0]["choices"][0].update(config="-"),
-        lambda value: value["reshardings"][0]["pool"][0].update(time_us=0.001),
-        lambda value: value.update(model_digest="0123456789abcdef"),
-        lambda value: value["assumed"].update(tensorflow="1.0"),
-        lambda value: value.update(checksum="0123456789abcdef"),
-        lambda value: value.update(added="after the checksum"),
-    ],
-)
+    [lambda value: value["points"][1].update(sum_bytes=value["points"][1]["sum_bytes"] + 1),
+     lambda value: value["points"][1].update(compute_time_us=0.5),
+     lambda value: value["points"][1].update(exact=False),
+     lambda value: value["operators"][0]["choices"][0].update(sum_bytes=1),
+     lambda value: value["operators"][0]["choices"][0].update(config="-"),
+     lambda value: value["reshardings"][0]["pool"][0].update(time_us=0.001),
+     lambda value: value.update(model_digest="0123456789abcdef"),
+     lambda value: value["assumed"].update(tensorflow="1.0"),
+     lambda value: value.update(checksum="0123456789abcdef"),
+     lambda value: value.update(added="after the checksum")],
+)  # fmt: skip
 def test_what_was_changed_by_hand_is_noticed(file, change):
     before = json.loads(file.read_text())
     changed(file, change, checked=False)
@@ -66,26 +64,24 @@ def test_what_was_changed_by_hand_is_noticed(file, change):
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [
-        (lambda value: value["columns"].__setitem__(0, "0"), "column '0' doesn't tell the choices of"),
-        (lambda value: value["columns"].__setitem__(0, "0x99999999999999"), "doesn't tell the choices of"),
-        (lambda value: value["columns"].__setitem__(0, f"9x{len(value['points'])}"), "a point takes choice 9 of"),
-        (lambda value: value["columns"].__setitem__(0, f"-1x{len(value['points'])}"), "doesn't tell the choices of"),
-        (lambda value: value["columns"].__setitem__(0, "a"), "ValueError"),
-        (lambda value: value["operators"][0].update(column=999), "there is no column 999"),
-        (lambda value: value["operators"][0].update(column=-1), "there is no column -1"),
-        (lambda value: value["operators"][0].update(column="0"), "TypeError"),
-        (lambda value: value["reshardings"][0].update(choices=[]), "a point takes choice"),
-        (lambda value: value["reshardings"][0]["choices"].__setitem__(0, [999]), "a choice names row 999 of"),
-        (lambda value: value["points"].reverse(), "strictly ascending memory"),
-        (lambda value: value["points"][0].update(sum_bytes=1.5), "must be integers"),
-        (lambda value: value["points"][0].update(sum_bytes="1"), "must be integers"),
-        (lambda value: value["points"][0].update(sum_bytes=2**80), "must be integers"),
-        (lambda value: value.update(points=[]), "at least one point"),
-        (lambda value: value.update(mesh=[{"name": "device", "count": 0}]), "ValueError"),
-        (lambda value: value.update(bound=3), "TypeError"),
-    ],
-)
+    [(lambda value: value["columns"].__setitem__(0, "0"), "column '0' doesn't tell the choices of"),
+     (lambda value: value["columns"].__setitem__(0, "0x99999999999999"), "doesn't tell the choices of"),
+     (lambda value: value["columns"].__setitem__(0, f"9x{len(value['points'])}"), "a point takes choice 9 of"),
+     (lambda value: value["columns"].__setitem__(0, f"-1x{len(value['points'])}"), "doesn't tell the choices of"),
+     (lambda value: value["columns"].__setitem__(0, "a"), "ValueError"),
+     (lambda value: value["operators"][0].update(column=999), "there is no column 999"),
+     (lambda value: value["operators"][0].update(column=-1), "there is no column -1"),
+     (lambda value: value["operators"][0].update(column="0"), "TypeError"),
+     (lambda value: value["reshardings"][0].update(choices=[]), "a point takes choice"),
+     (lambda value: value["reshardings"][0]["choices"].__setitem__(0, [999]), "a choice names row 999 of"),
+     (lambda value: value["points"].reverse(), "strictly ascending memory"),
+     (lambda value: value["points"][0].update(sum_bytes=1.5), "must be integers"),
+     (lambda value: value["points"][0].update(sum_bytes="1"), "must be integers"),
+     (lambda value: value["points"][0].update(sum_bytes=2**80), "must be integers"),
+     (lambda value: value.update(points=[]), "at least one point"),
+     (lambda value: value.update(mesh=[{"name": "device", "count": 0}]), "ValueError"),
+     (lambda value: value.update(bound=3), "TypeError")],
+)  # fmt: skip
 def test_parts_that_do_not_fit_together_are_named(file, change, said):
     with pytest.raises(tensoropt.InputError, match=rf"frontier '.*' is damaged \(.*{re.escape(said)}"):
         tensoropt.load_frontier(changed(file, change))

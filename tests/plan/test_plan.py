@@ -74,19 +74,17 @@ def test_saving_leaves_one_whole_file(planned, tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "text", "said"),
-    [
-        *(("plan", text, "is not whole JSON") for text in ("\x80", "[" * 100_000)),
-        ("plan", "[1]", "is not a plan: got format 'list', expected 'tensoropt/plan'"),
-        ("plan", '{"format": "tensoropt/curve", "version": 1}', "got format 'tensoropt/curve', expected 'tensoropt/plan'"),
-        ("plan", '{"format": "tensoropt/plan", "version": 5}', "has version 5, expected 6"),
-        ("plan", '{"format": "tensoropt/plan", "version": 6}', "is damaged"),
-        ("frontier", "[" * 100_000, "is not whole JSON"),
-        ("frontier", "[1]", "is not a frontier: got format 'list', expected 'tensoropt/frontier'"),
-        ("frontier", '{"format": "tensoropt/plan", "version": 1}', "'tensoropt/plan', expected 'tensoropt/frontier'"),
-        ("frontier", '{"format": "tensoropt/frontier", "version": 6}', "has version 6, expected 8"),
-        ("frontier", '{"format": "tensoropt/frontier", "version": 8}', "is damaged (KeyError: 'checksum')"),
-    ],
-)
+    [*(("plan", text, "is not whole JSON") for text in ("\x80", "[" * 100_000)),
+     ("plan", "[1]", "is not a plan: got format 'list', expected 'tensoropt/plan'"),
+     ("plan", '{"format": "tensoropt/curve", "version": 1}', "got format 'tensoropt/curve', expected 'tensoropt/plan'"),
+     ("plan", '{"format": "tensoropt/plan", "version": 5}', "has version 5, expected 6"),
+     ("plan", '{"format": "tensoropt/plan", "version": 6}', "is damaged"),
+     ("frontier", "[" * 100_000, "is not whole JSON"),
+     ("frontier", "[1]", "is not a frontier: got format 'list', expected 'tensoropt/frontier'"),
+     ("frontier", '{"format": "tensoropt/plan", "version": 1}', "'tensoropt/plan', expected 'tensoropt/frontier'"),
+     ("frontier", '{"format": "tensoropt/frontier", "version": 6}', "has version 6, expected 8"),
+     ("frontier", '{"format": "tensoropt/frontier", "version": 8}', "is damaged (KeyError: 'checksum')")],
+)  # fmt: skip
 def test_files_that_are_no_plans_or_frontiers(tmp_path, kind, text, said):
     (tmp_path / "file.json").write_bytes(text.encode("latin-1"))
     load = getattr(tensoropt, f"load_{kind}")
@@ -113,15 +111,13 @@ def test_any_key_that_is_missing_is_noticed(file):
 
 @pytest.mark.parametrize(
     "change",
-    [
-        lambda value: value.update(sum_bytes="12"),
-        lambda value: value.update(mesh=[]),
-        lambda value: value.update(mesh=[{"name": "device", "count": 0}]),
-        lambda value: value["stages"][0]["operators"][0].update(config="n:Z"),
-        lambda value: value["stages"][0]["operators"][0].update(results=["[z]"]),
-        lambda value: value["stages"][0]["reshardings"][0].update(forward=["[-, -]", "[a, b]", "[b, a]"]),
-    ],
-)
+    [lambda value: value.update(sum_bytes="12"),
+     lambda value: value.update(mesh=[]),
+     lambda value: value.update(mesh=[{"name": "device", "count": 0}]),
+     lambda value: value["stages"][0]["operators"][0].update(config="n:Z"),
+     lambda value: value["stages"][0]["operators"][0].update(results=["[z]"]),
+     lambda value: value["stages"][0]["reshardings"][0].update(forward=["[-, -]", "[a, b]", "[b, a]"])],
+)  # fmt: skip
 def test_values_that_make_no_sense_are_noticed(file, change):
     with pytest.raises(tensoropt.InputError, match="is damaged"):
         tensoropt.load_plan(changed(file, change))
@@ -139,16 +135,14 @@ def with_another_resharding(value: dict) -> None:
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [
-        (lambda value: on_eight_devices(value, "v", config="d1:ab d0:c"),
-         r"plan gives Variable 'v' \(models.py:\d+\) the config 'd1:ab d0:c' and the result .*, but the config leads to"),
-        (lambda value: on_eight_devices(value, "b", config="d0:abc", results=["[abc]"]),
-         r"Variable 'b' \(models.py:\d+\) the config 'd0:abc', .* factor 'd0' has only 5 elements, 8 blocks are too many"),
-        (lambda value: operator(value, "Relu").update(config="q:b"),
-         r"Relu' \(models.py:\d+\) the config 'q:b', which can't be had: it has no factor 'q'; its factors are d0, d1"),
-        (lambda value: value["stages"][0]["reshardings"].pop(), "the plan lacks the resharding of .* find the strategy"),
-        (with_another_resharding, r"the plan (lacks|has, against its configs,) the resharding of"),
-    ],
+    [(lambda value: on_eight_devices(value, "v", config="d1:ab d0:c"),
+      r"plan gives Variable 'v' \(models.py:\d+\) the config 'd1:ab d0:c' and the result .*, but the config leads to"),
+     (lambda value: on_eight_devices(value, "b", config="d0:abc", results=["[abc]"]),
+      r"Variable 'b' \(models.py:\d+\) the config 'd0:abc', .* factor 'd0' has only 5 elements, 8 blocks are too many"),
+     (lambda value: operator(value, "Relu").update(config="q:b"),
+      r"Relu' \(models.py:\d+\) the config 'q:b', which can't be had: it has no factor 'q'; its factors are d0, d1"),
+     (lambda value: value["stages"][0]["reshardings"].pop(), "the plan lacks the resharding of .* find the strategy"),
+     (with_another_resharding, r"the plan (lacks|has, against its configs,) the resharding of")],
 )  # fmt: skip
 def test_what_does_not_fit_together_or_to_the_model_is_refused(file, change, said):
     begin()

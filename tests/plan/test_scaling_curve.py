@@ -201,12 +201,10 @@ def test_the_files_have_the_columns_that_schedulers_read(folder, tmp_path, capsy
 
 @pytest.mark.parametrize(
     ("given", "why"),
-    [
-        ({"price_per_hour": -1}, "price_per_hour: got -1, expected a price of at least 0"),
-        ({"prize": 1}, "prize: unknown field; known are format, version, like, name, price_per_hour, watts"),
-        ({"like": "v101-1x8"}, "did you mean v100-1x8"),
-    ],
-)
+    [({"price_per_hour": -1}, "price_per_hour: got -1, expected a price of at least 0"),
+     ({"prize": 1}, "prize: unknown field; known are format, version, like, name, price_per_hour, watts"),
+     ({"like": "v101-1x8"}, "did you mean v100-1x8")],
+)  # fmt: skip
 def test_a_hardware_file_that_is_like_another(tmp_path, given, why):
     (tmp_path / "own.json").write_text(json.dumps({**PRICED, **given}))
     with pytest.raises(ValueError, match=re.escape(why)):

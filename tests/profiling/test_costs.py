@@ -174,20 +174,11 @@ def test_the_operator_roofline():
 
 @pytest.mark.parametrize(
     ("rates", "dtype", "rate"),
-    [
-        ({}, "float64", 0.5e12),
-        ({}, "int64", 0.5e12),
-        ({"float64": 1e11}, "float64", 1e11),
-        ({"float64": 1e11}, "complex128", 1e11),
-        ({}, "float16", 1e12),
-        ({"float16": 8e12}, "bfloat16", 8e12),
-        ({"bfloat16": 9e12}, "float16", 9e12),
-        ({"float16": 8e12, "bfloat16": 9e12}, "bfloat16", 9e12),
-        ({"float16": 8e12}, "int32", 1e12),
-        ({}, "bool", 1e12),
-        ({}, "string", 1e12),
-    ],
-)
+    [({}, "float64", 0.5e12), ({}, "int64", 0.5e12), ({"float64": 1e11}, "float64", 1e11),
+     ({"float64": 1e11}, "complex128", 1e11), ({}, "float16", 1e12), ({"float16": 8e12}, "bfloat16", 8e12),
+     ({"bfloat16": 9e12}, "float16", 9e12), ({"float16": 8e12, "bfloat16": 9e12}, "bfloat16", 9e12),
+     ({"float16": 8e12}, "int32", 1e12), ({}, "bool", 1e12), ({}, "string", 1e12)],
+)  # fmt: skip
 def test_a_dtype_without_a_rate_takes_its_nearest(rates, dtype, rate):
     device = replace(DEVICE, flops_per_s={"float32": 1e12, **rates}, operator_overhead_us=0)
     costs = OperatorCosts(replace(HARDWARE, device=device))

@@ -148,14 +148,12 @@ def test_a_fault_is_named_with_its_field_its_value_and_the_file(tmp_path, path, 
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [
-        (json.dumps(GOOD)[:100].encode(), "cut off"),
-        (b"", "cut off"),
-        (b"\xff\xfe\x00", "UTF-8"),
-        (b"[1, 2]", "tensoropt/hardware"),
-        (json.dumps(GOOD).replace('"version": 1', '"version": 1, "version": 1').encode(), "version: occurs twice"),
-    ],
-)
+    [(json.dumps(GOOD)[:100].encode(), "cut off"),
+     (b"", "cut off"),
+     (b"\xff\xfe\x00", "UTF-8"),
+     (b"[1, 2]", "tensoropt/hardware"),
+     (json.dumps(GOOD).replace('"version": 1', '"version": 1, "version": 1').encode(), "version: occurs twice")],
+)  # fmt: skip
 def test_a_file_that_is_no_description_is_refused(tmp_path, content, said):
     file = tmp_path / "broken.json"
     file.write_bytes(content)

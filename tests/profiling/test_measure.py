@@ -120,14 +120,9 @@ def test_what_is_timed_on_a_gpu_is_between_fences():
 
 @pytest.mark.parametrize(
     ("files", "n_bytes"),
-    [
-        ({"index0": "48K\n", "index3": "32768K\n"}, 1 << 25),
-        ({"index2": "16M\n"}, 1 << 24),
-        ({"index3": "4096M\n"}, MOST_CACHE_BYTES),
-        ({"index0": "\n"}, USUAL_CACHE_BYTES),
-        ({}, USUAL_CACHE_BYTES),
-    ],
-)
+    [({"index0": "48K\n", "index3": "32768K\n"}, 1 << 25), ({"index2": "16M\n"}, 1 << 24),
+     ({"index3": "4096M\n"}, MOST_CACHE_BYTES), ({"index0": "\n"}, USUAL_CACHE_BYTES), ({}, USUAL_CACHE_BYTES)],
+)  # fmt: skip
 def test_the_last_cache(tmp_path, files, n_bytes):
     for name, text in files.items():
         (tmp_path / name).mkdir()

@@ -43,17 +43,11 @@ from tensoropt.sharding.strategy import StrategyView
 COMM = MPI.COMM_WORLD
 MODELS = (zoo.mlp, zoo.cnn, zoo.attention)
 GRADIENT_KERNELS = {
-    "BatchMatMulV2": ("BatchMatMulV2",),
-    "BiasAdd": ("BiasAddGrad",),
-    "Conv2D": ("Conv2DBackpropFilter", "Conv2DBackpropInput"),
-    "Einsum": ("Einsum",),
-    "MatMul": ("MatMul",),
-    "MaxPool": ("MaxPoolGrad",),
-    "Relu": ("ReluGrad",),
-    "Rsqrt": ("RsqrtGrad",),
-    "Sigmoid": ("SigmoidGrad",),
+    "BatchMatMulV2": ("BatchMatMulV2",), "BiasAdd": ("BiasAddGrad",),
+    "Conv2D": ("Conv2DBackpropFilter", "Conv2DBackpropInput"), "Einsum": ("Einsum",), "MatMul": ("MatMul",),
+    "MaxPool": ("MaxPoolGrad",), "Relu": ("ReluGrad",), "Rsqrt": ("RsqrtGrad",), "Sigmoid": ("SigmoidGrad",),
     "Tanh": ("TanhGrad",),
-}
+}  # fmt: skip
 """Types whose gradients have a kernel of their own for each operand, whatever the shapes, and the types of these kernels."""
 Kernels = Counter[tuple[str, str]]
 """How many kernels ran, by the model's operator and their type."""

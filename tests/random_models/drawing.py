@@ -111,14 +111,9 @@ def drawn(seed: int) -> Case:
     if by_fit and rng.random() < 0.5:
         sizes[-1] = rng.randint(1, batch_size - 1)
     return Case(
-        seed,
-        "float32" if seed % 5 == 4 else "float64",
-        tuple(sizes),
-        by_fit,
-        rng.random() < 0.15,
-        rng.random() < 0.15,
-        options,
-    )
+        seed, "float32" if seed % 5 == 4 else "float64", tuple(sizes), by_fit, rng.random() < 0.15,
+        rng.random() < 0.15, options,
+    )  # fmt: skip
 
 
 def made(case: Case) -> Training:

@@ -230,10 +230,8 @@ VECTOR: tuple[Draw, ...] = (*ANY, dense, dense, repeat)
 
 def conv1d(rng: random.Random, shape: Shape) -> Entry:
     options: dict[str, Any] = {
-        "kernel_size": few(rng),
-        "padding": rng.choice(("same", "same", "causal", "valid")),
-        **_window_steps(rng),
-    }
+        "kernel_size": few(rng), "padding": rng.choice(("same", "same", "causal", "valid")), **_window_steps(rng),
+    }  # fmt: skip
     if options["kernel_size"] > shape[0]:
         options["padding"] = "same"
     kind = rng.choice(("Conv1D", "Conv1D", "Conv1D", "SeparableConv1D", "DepthwiseConv1D"))

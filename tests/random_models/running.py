@@ -125,18 +125,10 @@ def by_plan(case: Case, training: Training) -> Numbers:
     options = case.options
     with mock.patch.object(asked_plan, "find_answer", partial(_planned, case)):
         trainer = tensoropt.parallelize(
-            training.model,
-            training.optimizer,
-            training.loss,
-            training.metrics,
-            batch_size=case.batch_size,
-            sample_weight=case.is_weighted,
-            parallelism=options.n_devices,
-            cluster=options.cluster,
-            without=options.without,
-            micro_batches=options.micro_batches,
-            collectives="emulated",
-        )
+            training.model, training.optimizer, training.loss, training.metrics, batch_size=case.batch_size,
+            sample_weight=case.is_weighted, parallelism=options.n_devices, cluster=options.cluster,
+            without=options.without, micro_batches=options.micro_batches, collectives="emulated",
+        )  # fmt: skip
     numbers = _logs(case, training, trainer)
     with trainer.as_trained() as (model, pairs):
         numbers.update({f"model/{variable.path}": variable.numpy() for variable in model.variables})

@@ -12,11 +12,9 @@ from tensoropt.search.problem.strategy_problem import StrategyProblem
 
 HARDWARE = named("v100-1x4")
 SMALL = {
-    "vgg16": lambda: models.vgg16(batch=8, image=32),
-    "mlp": lambda: zoo.mlp().loss,
-    "attention": lambda: zoo.attention().loss,
-    "cnn": lambda: zoo.cnn().loss,
-}
+    "vgg16": lambda: models.vgg16(batch=8, image=32), "mlp": lambda: zoo.mlp().loss,
+    "attention": lambda: zoo.attention().loss, "cnn": lambda: zoo.cnn().loss,
+}  # fmt: skip
 
 
 def settle_copies(built: StrategyProblem, states: np.ndarray, rng: np.random.Generator) -> bool:

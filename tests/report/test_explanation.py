@@ -83,17 +83,15 @@ def test_a_plan_a_file_and_the_explanation_have_the_same_numbers(found, plan_fil
 
 @pytest.mark.parametrize(
     ("kind", "config", "results", "words"),
-    [
-        ("MatMul", "m:a n:b", ["[a, b]"], "rows over a, columns over b"),
-        ("MatMul", "k:ab", ["[-, -] +ab"], "the summed dimension over ab"),
-        ("Conv2D", "n:a o:bc", ["[a, -, -, bc]"], "batch over a, output channels over bc"),
-        ("Relu", "d0:ab", ["[ab, -]"], "dimension 0 over ab"),
-        ("Reshape", "r1:b", ["[-, -, b]"], "dimension 2 over b"),
-        ("Einsum", "Q:b", ["[-] +b"], "summed dimension Q over b"),
-        ("AddV2", "+0:a", ["[-] +a"], "partial sums of its operands over a"),
-        ("Tanh", "-", ["[-]"], "a whole copy on every device"),
-    ],
-)
+    [("MatMul", "m:a n:b", ["[a, b]"], "rows over a, columns over b"),
+     ("MatMul", "k:ab", ["[-, -] +ab"], "the summed dimension over ab"),
+     ("Conv2D", "n:a o:bc", ["[a, -, -, bc]"], "batch over a, output channels over bc"),
+     ("Relu", "d0:ab", ["[ab, -]"], "dimension 0 over ab"),
+     ("Reshape", "r1:b", ["[-, -, b]"], "dimension 2 over b"),
+     ("Einsum", "Q:b", ["[-] +b"], "summed dimension Q over b"),
+     ("AddV2", "+0:a", ["[-] +a"], "partial sums of its operands over a"),
+     ("Tanh", "-", ["[-]"], "a whole copy on every device")],
+)  # fmt: skip
 def test_a_config_in_words(kind, config, results, words):
     assert config_words(kind, config, tuple(results)) == words
 
@@ -110,11 +108,9 @@ def test_a_config_in_words(kind, config, results, words):
             [{"tensor": "digits_1/dense/kernel:0", "consumers": ["digits_1_1/dense_1/MatMul"]}],
             "dense|dense_1|dense|dense_1",
         ),
-        (
-            "dense/kernel dense_1/kernel block/inner/kernel model_1/dense_1/MatMul model_1/dense_1_1/MatMul "
-            "model_1/block_1/inner_1/Add model_1/pool/Mean loss", [],
-            f"dense|dense_1|block|dense_1|dense_1|block|pool|{NO_LAYER}",
-        ),
+        ("dense/kernel dense_1/kernel block/inner/kernel model_1/dense_1/MatMul model_1/dense_1_1/MatMul "
+         "model_1/block_1/inner_1/Add model_1/pool/Mean loss", [],
+         f"dense|dense_1|block|dense_1|dense_1|block|pool|{NO_LAYER}"),
     ],
 )  # fmt: skip
 def test_layers_are_the_users_names(names, uses, layers):

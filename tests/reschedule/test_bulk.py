@@ -123,16 +123,10 @@ def test_times_beyond_32_bits_and_many_blocks(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(
     ("first", "second", "is_one"),
-    [
-        (((16, 24), 4), ((24, 16), 4), True),
-        (((16, 24), 4), ((8, 24), 8), True),
-        (((5, 16, 8), 8), ((5, 8, 64), 2), True),
-        (((16, 12), 4), ((12, 16), 4), False),
-        (((16, 4), 4), ((8, 8), 4), False),
-        (((0, 8), 4), ((8, 0), 4), False),
-        (((8,), 4), ((8, 1), 4), False),
-    ],
-)
+    [(((16, 24), 4), ((24, 16), 4), True), (((16, 24), 4), ((8, 24), 8), True),
+     (((5, 16, 8), 8), ((5, 8, 64), 2), True), (((16, 12), 4), ((12, 16), 4), False),
+     (((16, 4), 4), ((8, 8), 4), False), (((0, 8), 4), ((8, 0), 4), False), (((8,), 4), ((8, 1), 4), False)],
+)  # fmt: skip
 def test_tensors_of_a_size_class_have_the_same_table(
     first: tuple[tuple[int, ...], int], second: tuple[tuple[int, ...], int], is_one: bool
 ) -> None:

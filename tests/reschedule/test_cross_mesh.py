@@ -17,12 +17,9 @@ from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import ReschedulingError
 
 MESHES = (
-    (Mesh.of(2), Mesh.of(2)),
-    (Mesh.of(2, 2), Mesh.of(2, 2)),
-    (Mesh.of(2, 2), Mesh.of(3)),
-    (Mesh.of(4), Mesh.of(1)),
-    (Mesh.of(1), Mesh.of(4)),
-)
+    (Mesh.of(2), Mesh.of(2)), (Mesh.of(2, 2), Mesh.of(2, 2)), (Mesh.of(2, 2), Mesh.of(3)),
+    (Mesh.of(4), Mesh.of(1)), (Mesh.of(1), Mesh.of(4)),
+)  # fmt: skip
 SHAPES = ((5, 7), (4, 8, 3))
 DEVICES = range(16)  # each a machine of its own
 

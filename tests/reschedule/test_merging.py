@@ -54,15 +54,13 @@ def path_of(mesh: Mesh, *layouts: str) -> Path:
 
 @pytest.mark.parametrize(
     "mesh, layouts, kinds",
-    [
-        (Mesh.of(2), ["[-,-] +a", "[a,-]", "[-,-]"], ["all_reduce"]),
-        (Mesh.of(2, 2), ["[-,b] +a", "[-,ba]", "[-,b]"], ["all_reduce"]),
-        (Mesh.of(2, 2), ["[-,-] +ab", "[a,-] +b", "[-,-] +b", "[-,-]"], ["all_reduce", "all_reduce"]),
-        (Mesh.of(2, 2), ["[-,-] +ab", "[ab,-]", "[-,-]"], ["reduce_scatter", "all_gather"]),
-        (Mesh.of(3), ["[-,-] +a", "[a,-]", "[-,-]"], ["reduce_scatter", "all_gather"]),
-        (Mesh.of(2), ["[-,-] +a", "[a,-]", "[-,a]"], ["reduce_scatter", "all_to_all"]),
-        (Mesh.of(2, 2), ["[a,-] +b", "[ab,-]", "[-,-]"], ["reduce_scatter", "all_gather"]),
-    ],
+    [(Mesh.of(2), ["[-,-] +a", "[a,-]", "[-,-]"], ["all_reduce"]),
+     (Mesh.of(2, 2), ["[-,b] +a", "[-,ba]", "[-,b]"], ["all_reduce"]),
+     (Mesh.of(2, 2), ["[-,-] +ab", "[a,-] +b", "[-,-] +b", "[-,-]"], ["all_reduce", "all_reduce"]),
+     (Mesh.of(2, 2), ["[-,-] +ab", "[ab,-]", "[-,-]"], ["reduce_scatter", "all_gather"]),
+     (Mesh.of(3), ["[-,-] +a", "[a,-]", "[-,-]"], ["reduce_scatter", "all_gather"]),
+     (Mesh.of(2), ["[-,-] +a", "[a,-]", "[-,a]"], ["reduce_scatter", "all_to_all"]),
+     (Mesh.of(2, 2), ["[a,-] +b", "[ab,-]", "[-,-]"], ["reduce_scatter", "all_gather"])],
     ids=lambda value: str(value),
 )  # fmt: skip
 def test_which_pairs_are_merged(mesh: Mesh, layouts: list[str], kinds: list[str]) -> None:

@@ -50,17 +50,10 @@ def one_step(source: Layout, target: Layout) -> str | None:
 
 @pytest.mark.parametrize(
     ("mesh", "shape"),
-    [
-        (Mesh.of(2, 2), (5, 7)),
-        (Mesh.of(2, 3), (5, 7)),
-        (Mesh.of(2, 2), (3, 4, 6)),
-        (Mesh.of(2, 4), (8, 8)),
-        (Mesh.of(2, 4), (2, 5)),
-        (Mesh.of(8), ()),
-        (Mesh.of(1), (3,)),
-    ],
+    [(Mesh.of(2, 2), (5, 7)), (Mesh.of(2, 3), (5, 7)), (Mesh.of(2, 2), (3, 4, 6)), (Mesh.of(2, 4), (8, 8)),
+     (Mesh.of(2, 4), (2, 5)), (Mesh.of(8), ()), (Mesh.of(1), (3,))],
     ids=str,
-)
+)  # fmt: skip
 def test_legal_steps_are_all_single_steps(mesh: Mesh, shape: tuple[int, ...]) -> None:
     layouts = all_layouts(mesh, shape)
     for source in layouts:

@@ -49,10 +49,8 @@ def _elementwise() -> list[Case]:
 SPECIAL = SpecialValues((3, 5))
 
 _BROADCASTS: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = (
-    ("", (3, 5), (3, 5)),
-    ("/extents of 1", (3, 1), (1, 5)),
-    ("/missing dimension", (5,), (3, 5)),
-)
+    ("", (3, 5), (3, 5)), ("/extents of 1", (3, 1), (1, 5)), ("/missing dimension", (5,), (3, 5)),
+)  # fmt: skip
 
 
 def _binary() -> list[Case]:
@@ -217,19 +215,12 @@ def _reductions() -> list[Case]:
 
 def _moving() -> list[Case]:
     reshapes = {
-        "merge": ((3, 5), (15,)),
-        "merge, even": ((6, 5), (30,)),
-        "split": ((30, 2), (6, 5, 2)),
-        "merge behind": ((3, 4, 5), (3, 20)),
-        "regroup": ((4, 3), (2, 6)),
-        "regroup upwards": ((2, 6, 5), (4, 3, 5)),
-        "heads": ((3, 2, 6), (6, 3, 2)),
-        "new extents of 1": ((3, 5), (3, 1, 5, 1)),
-        "extents of 1 away": ((1, 3, 1, 5), (3, 5)),
-        "to scalar": ((1, 1), ()),
-        "nothing": ((3, 5), (3, 5)),
-        "flatten images": ((3, 2, 2, 3), (3, 12)),
-    }
+        "merge": ((3, 5), (15,)), "merge, even": ((6, 5), (30,)), "split": ((30, 2), (6, 5, 2)),
+        "merge behind": ((3, 4, 5), (3, 20)), "regroup": ((4, 3), (2, 6)),
+        "regroup upwards": ((2, 6, 5), (4, 3, 5)), "heads": ((3, 2, 6), (6, 3, 2)),
+        "new extents of 1": ((3, 5), (3, 1, 5, 1)), "extents of 1 away": ((1, 3, 1, 5), (3, 5)),
+        "to scalar": ((1, 1), ()), "nothing": ((3, 5), (3, 5)), "flatten images": ((3, 2, 2, 3), (3, 12)),
+    }  # fmt: skip
     cases = [case(f"Reshape/{what}", f(*a), Static(np.array(b, np.int32))) for what, (a, b) in reshapes.items()]
     cases += [
         case("Reshape/whole numbers", ints(6, 5), Static([30])),

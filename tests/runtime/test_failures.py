@@ -95,19 +95,17 @@ ENDED_BY_MPIRUN = "mpirun ends all ranks: it was interrupted (Ctrl-C) or told to
 
 @pytest.mark.parametrize(
     ("kind", "code", "said"),
-    [
-        ("input", 2, r"tensoropt: rank 1: the batch must divide: got 7 \(at worker.py:\d+\)\."),
-        ("value", 1, r"tensoropt: rank 1: ValueError: boom \(at worker.py:\d+\)"),
-        ("own-error", 1, r"tensoropt: rank 1: MyError: not today \(at worker.py:\d+\)"),
-        ("leave", 3, r"tensoropt: rank 1: os._exit\(3\) at worker.py:\d+ ends this process at once, and with it all ranks"),
-        ("terminate", 143, r"rank 1: ended by SIGTERM, from another process, while it was in the user's code at worker.py"),
-        ("exit", 3, "rank 1 ended with exit code 3 before the others"),
-        ("raise-exit", 1, "waits in a collective for rank 1, which has ended"),
-        ("stop", 1, "waits in a collective for rank 1, which has ended: rank 0 is in "),
-        ("kill", 137, "Exit code:    137"),
-        ("interrupt", 130, r"tensoropt: rank 1: KeyboardInterrupt \(at worker.py:\d+\)"),
-    ],
-)
+    [("input", 2, r"tensoropt: rank 1: the batch must divide: got 7 \(at worker.py:\d+\)\."),
+     ("value", 1, r"tensoropt: rank 1: ValueError: boom \(at worker.py:\d+\)"),
+     ("own-error", 1, r"tensoropt: rank 1: MyError: not today \(at worker.py:\d+\)"),
+     ("leave", 3, r"tensoropt: rank 1: os._exit\(3\) at worker.py:\d+ ends this process at once, and with it all ranks"),
+     ("terminate", 143, r"rank 1: ended by SIGTERM, from another process, while it was in the user's code at worker.py"),
+     ("exit", 3, "rank 1 ended with exit code 3 before the others"),
+     ("raise-exit", 1, "waits in a collective for rank 1, which has ended"),
+     ("stop", 1, "waits in a collective for rank 1, which has ended: rank 0 is in "),
+     ("kill", 137, "Exit code:    137"),
+     ("interrupt", 130, r"tensoropt: rank 1: KeyboardInterrupt \(at worker.py:\d+\)")],
+)  # fmt: skip
 def test_one_rank_ends_while_the_others_wait_in_a_collective(tmp_path, kind, code, said):
     result, codes = run_recorded(tmp_path, 3, kind, "1")
     assert result.returncode == code, result.stderr
@@ -124,11 +122,9 @@ def test_one_rank_ends_while_the_others_wait_in_a_collective(tmp_path, kind, cod
 @pytest.mark.parametrize("env", [{}, BY_TENSORFLOW], ids=["mpi", "tensorflow"])
 @pytest.mark.parametrize(
     ("does", "said"),
-    [
-        ("sleep", r"rank 1 hasn't come to it and has been in the user's code at late_rank.py:\d+ for \d+ s"),
-        ("stop", r"rank 1 hasn't answered for \d+ s; it was last known in run at late_rank.py:\d+"),
-    ],
-)
+    [("sleep", r"rank 1 hasn't come to it and has been in the user's code at late_rank.py:\d+ for \d+ s"),
+     ("stop", r"rank 1 hasn't answered for \d+ s; it was last known in run at late_rank.py:\d+")],
+)  # fmt: skip
 def test_a_collective_that_waits_too_long_says_who_is_missing(does, said, env):
     # The rank that sleeps would do so for longer.
     result = run_ranks(3, LATE, does, "0", timeout=2 * LIMIT_S, env=env)
@@ -170,15 +166,13 @@ def test_of_two_chains_the_one_is_named_that_waits():
         # Its search lasted for twice the timeout before, which is no reason to end.
         ("save", r"rank 0 has waited for \d+ s in what .*, in save at F:52: rank 1 hasn't answered for \d+ s; it was last"),
         ("evaluate", "ranks 0 and 1 make different calls: rank 0 is in evaluate at F:55, rank 1 in fit at F:56; all ranks"),
-        (
-            "data",
-            r"rank 1 has waited for \d+ s in a batch that rank 0 hands out, in fit at F:58: rank 0 hasn't come to it and "
-            r"has been in the user's code at F:70, called by fit at F:58 for \d+ s",
-        ),
+        ("data",
+         r"rank 1 has waited for \d+ s in a batch that rank 0 hands out, in fit at F:58: rank 0 hasn't come to it and "
+         r"has been in the user's code at F:70, called by fit at F:58 for \d+ s"),
         # In a thread of TensorFlow's, for which the main thread waits, beside one of the user's that polls.
         ("spin", r"rank 0 has waited .*: rank 1 hasn't come .* in the user's code at F:81, called by fit at F:62 for \d+ s"),
     ],
-)
+)  # fmt: skip
 def test_a_trainer_that_a_rank_keeps_waiting_names_it(tmp_path, case, said):
     result = run_ranks(2, LATE_CALLS, case, tmp_path / "ckpt", timeout=3 * LIMIT_S)
     assert result.returncode == (2 if case == "evaluate" else 1), result.stderr
@@ -189,11 +183,9 @@ def test_a_trainer_that_a_rank_keeps_waiting_names_it(tmp_path, case, said):
 
 @pytest.mark.parametrize(
     ("kind", "said"),
-    [
-        ("stop-first", r"for all ranks to start MPI \(in current_processes at worker.py:\d+\): rank 1 hasn't come"),
-        ("search", r"in a plan, in gather at worker.py:\d+: rank 1 hasn't answered for \d+ s; it was last known in search"),
-    ],
-)
+    [("stop-first", r"for all ranks to start MPI \(in current_processes at worker.py:\d+\): rank 1 hasn't come"),
+     ("search", r"in a plan, in gather at worker.py:\d+: rank 1 hasn't answered for \d+ s; it was last known in search")],
+)  # fmt: skip
 def test_a_rank_that_is_stopped_before_any_step_is_named(kind, said):
     result = run_ranks(3, WORKER, kind, "all", timeout=LIMIT_S, env={"TENSOROPT_TIMEOUT": "3"})
     assert result.returncode == 1
@@ -345,11 +337,9 @@ def test_one_process_alone_needs_no_mpi():
 
 @pytest.mark.parametrize(
     ("names", "code", "says"),
-    [
-        (("PMI_RANK", "PMI_SIZE"), 1, "mpirun belongs to another MPI"),
-        (("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), 2, "got 2 processes (SLURM_STEP_NUM_TASKS), of which this one sees 1"),
-    ],
-)
+    [(("PMI_RANK", "PMI_SIZE"), 1, "mpirun belongs to another MPI"),
+     (("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), 2, "got 2 processes (SLURM_STEP_NUM_TASKS), of which this one sees 1")],
+)  # fmt: skip
 def test_a_launcher_whose_processes_do_not_see_each_other_is_named_once(names, code, says):
     script = "from tensoropt.runtime.ranks import current_processes; current_processes()"
     for rank in ("0", "1"):

@@ -32,16 +32,9 @@ def a_gpu(number: int, name: str = "NVIDIA H100", gib: int = 80, mode: int = 0) 
 
 @pytest.mark.parametrize(
     ("variable", "seen"),
-    [
-        (None, ["0", "1", "2", "3"]),
-        ("2,0", ["2", "0"]),
-        ("", []),
-        ("-1", []),
-        ("1,9,2", ["1"]),
-        ("GPU-00000003,1", ["GPU-00000003", "1"]),
-        ("GPU-7", []),
-    ],
-)
+    [(None, ["0", "1", "2", "3"]), ("2,0", ["2", "0"]), ("", []), ("-1", []), ("1,9,2", ["1"]),
+     ("GPU-00000003,1", ["GPU-00000003", "1"]), ("GPU-7", [])],
+)  # fmt: skip
 def test_what_is_visible_is_what_cuda_would_see(
     variable: str | None, seen: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,14 +103,12 @@ def test_processes_that_share_gpus_for_trying_out_do_without_nccl() -> None:
 
 @pytest.mark.parametrize(
     ("seen", "said"),
-    [
-        (["a:2"] * 3, "3 ranks on a, but 2 GPUs for them: rank 2 would share NVIDIA H100 (85.9 GB) with another; start"),
-        (["a:1", "b:0"], "rank 1 on b sees no GPU, and rank 0 on a sees 1 GPU: either all ranks have one or none"),
-        (["a:1", "b:1:Tesla T4"], "ranks 0 and 1 have different GPUs: NVIDIA H100 (85.9 GB) on a and Tesla T4"),
-        (["a:1:V100:3"] * 2, "rank 0 can't use V100 (85.9 GB) on a, which is in exclusive mode; give each rank one of its"),
-        (["a:1:V100:2"], "rank 0 can't use V100 (85.9 GB) on a, which is in a mode that prohibits computing"),
-    ],
-)
+    [(["a:2"] * 3, "3 ranks on a, but 2 GPUs for them: rank 2 would share NVIDIA H100 (85.9 GB) with another; start"),
+     (["a:1", "b:0"], "rank 1 on b sees no GPU, and rank 0 on a sees 1 GPU: either all ranks have one or none"),
+     (["a:1", "b:1:Tesla T4"], "ranks 0 and 1 have different GPUs: NVIDIA H100 (85.9 GB) on a and Tesla T4"),
+     (["a:1:V100:3"] * 2, "rank 0 can't use V100 (85.9 GB) on a, which is in exclusive mode; give each rank one of its"),
+     (["a:1:V100:2"], "rank 0 can't use V100 (85.9 GB) on a, which is in a mode that prohibits computing")],
+)  # fmt: skip
 def test_gpus_that_can_not_be_shared_out_are_refused(seen: list[str], said: str) -> None:
     hosts, gpus = [], []
     for host, n_gpus, *named in (text.split(":") for text in seen):

@@ -158,19 +158,17 @@ def test_run_debug_reaches_the_ranks():
 
 @pytest.mark.parametrize(
     ("args", "said"),
-    [
-        (["run", "-n", "2"], "no script"),
-        (["run", "-n", "0", "train.py"], "number of ranks: got 0, expected 1 or more"),
-        (["run", "-n", "2", "-m", "nowhere.at.all"], "there is no such module: got 'nowhere.at.all'"),
-        (["run", "nowhere.py"], "must be a file: got 'nowhere.py'"),
-        (["run", "--stages", "two", WORKER], "--stages takes whole numbers, got 'two'"),
-        (["run", "--stages", "2", WORKER], "--stages is for scripts that run unchanged"),
-        (["run", "--as-written", "--or-plain", WORKER], "not allowed with argument"),
-        (["run", "-n", "1", "--report", "/nowhere/at.html", WORKER], "there is no folder '/nowhere'; make it first"),
-        (["fly"], "invalid choice: 'fly'"),
-        ([], "required: COMMAND"),
-    ],
-)
+    [(["run", "-n", "2"], "no script"),
+     (["run", "-n", "0", "train.py"], "number of ranks: got 0, expected 1 or more"),
+     (["run", "-n", "2", "-m", "nowhere.at.all"], "there is no such module: got 'nowhere.at.all'"),
+     (["run", "nowhere.py"], "must be a file: got 'nowhere.py'"),
+     (["run", "--stages", "two", WORKER], "--stages takes whole numbers, got 'two'"),
+     (["run", "--stages", "2", WORKER], "--stages is for scripts that run unchanged"),
+     (["run", "--as-written", "--or-plain", WORKER], "not allowed with argument"),
+     (["run", "-n", "1", "--report", "/nowhere/at.html", WORKER], "there is no folder '/nowhere'; make it first"),
+     (["fly"], "invalid choice: 'fly'"),
+     ([], "required: COMMAND")],
+)  # fmt: skip
 def test_wrong_use_exits_with_2(args, said, capsys):
     try:
         code = cli.main(list(map(str, args)))

@@ -52,14 +52,12 @@ def test_ranks_must_be_ordered_by_host():
 
 @pytest.mark.parametrize(
     ("environ", "expected"),
-    [
-        ({}, None),
-        ({"SLURM_NPROCS": "4"}, None),
-        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}, (1, 4)),
-        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, (0, 2)),
-        ({"PMIX_RANK": "3"}, (3, None)),
-    ],
-)
+    [({}, None),
+     ({"SLURM_NPROCS": "4"}, None),
+     ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}, (1, 4)),
+     ({"PMI_RANK": "0", "PMI_SIZE": "2"}, (0, 2)),
+     ({"PMIX_RANK": "3"}, (3, None))],
+)  # fmt: skip
 def test_a_launcher_is_seen_in_the_environment(environ, expected):
     assert launched_as(environ) == expected
 
@@ -103,19 +101,15 @@ def test_describe_puts_its_parts_in_order():
 
 @pytest.mark.parametrize(
     ("launched", "cores", "expected"),
-    [
-        ({}, 1, {}),
-        ({"OMPI_COMM_WORLD_SIZE": "2"}, 1, {}),
-        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 1, {"TF_NUM_INTRAOP_THREADS": "1"}),
-        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, 1, {"TF_NUM_INTEROP_THREADS": "3"}),
-        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, 4, {}),
-        (
-            {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "TF_NUM_INTEROP_THREADS": "2"},
-            1,
-            {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2"},
-        ),
-    ],
-)
+    [({}, 1, {}),
+     ({"OMPI_COMM_WORLD_SIZE": "2"}, 1, {}),
+     ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 1, {"TF_NUM_INTRAOP_THREADS": "1"}),
+     ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, 1, {"TF_NUM_INTEROP_THREADS": "3"}),
+     ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, 4, {}),
+     ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "TF_NUM_INTEROP_THREADS": "2"},
+      1,
+      {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2"})],
+)  # fmt: skip
 def test_threads_of_a_rank(monkeypatch, launched, cores, expected):
     """A rank has its share of the cores; over a link three operators at once, of which two may wait."""
     monkeypatch.setattr(processes, "cores_of_a_rank", lambda local_size: cores)
@@ -154,11 +148,9 @@ def test_sockets_to_other_machines_have_large_buffers_where_the_kernel_allows_it
     between = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
     name = "OMPI_MCA_btl_tcp_sndbuf"
     for environ, largest, expected in [
-        (between, SOCKET_BYTES - 1, None),
-        (between, SOCKET_BYTES, str(SOCKET_BYTES)),
-        ({**between, name: "65536"}, SOCKET_BYTES, "65536"),
-        (dict.fromkeys(between, "2"), SOCKET_BYTES, None),
-    ]:
+        (between, SOCKET_BYTES - 1, None), (between, SOCKET_BYTES, str(SOCKET_BYTES)),
+        ({**between, name: "65536"}, SOCKET_BYTES, "65536"), (dict.fromkeys(between, "2"), SOCKET_BYTES, None),
+    ]:  # fmt: skip
         environ = dict(environ)
         send_at_once(environ, lambda largest=largest: largest)
         assert environ.get(name) == expected

@@ -12,13 +12,11 @@ from tensoropt.runtime.failures.step_errors import RefusedValues
 
 @pytest.mark.parametrize(
     ("message", "about_indices"),
-    [
-        ("indices[0,1] = 12 is not in [0, 12)", True),
-        ("Received a label value of 9 which is outside the valid range of [0, 4).", True),
-        ("loss is not finite : Tensor had NaN values", False),
-        ("assertion failed: [Condition x >= 0 did not hold element-wise:]", False),
-    ],
-)
+    [("indices[0,1] = 12 is not in [0, 12)", True),
+     ("Received a label value of 9 which is outside the valid range of [0, 4).", True),
+     ("loss is not finite : Tensor had NaN values", False),
+     ("assertion failed: [Condition x >= 0 did not hold element-wise:]", False)],
+)  # fmt: skip
 def test_only_an_error_about_indices_has_advice_about_them(message: str, about_indices: bool) -> None:
     with pytest.raises(InputError) as raised, RefusedValues(Graph({}, {}, {})):
         raise tf.errors.InvalidArgumentError(None, None, message)

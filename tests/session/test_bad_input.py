@@ -42,15 +42,11 @@ def no_session(monkeypatch):
 @pytest.mark.parametrize(
     "use",
     [
-        lambda: tensoropt.matmul,
-        lambda: tensoropt.nn.relu,
-        lambda: tensoropt.train.exponential_decay,
-        lambda: tensoropt.find_strategy(),
-        lambda: tensoropt.build_execution_graph(),
-        lambda: tensoropt.run("x"),
+        lambda: tensoropt.matmul, lambda: tensoropt.nn.relu, lambda: tensoropt.train.exponential_decay,
+        lambda: tensoropt.find_strategy(), lambda: tensoropt.build_execution_graph(), lambda: tensoropt.run("x"),
         lambda: tensoropt.GradientDescentOptimizer().minimize(1.0),
     ],
-)
+)  # fmt: skip
 def test_before_init(use):
     with refuses(r"^call tensoropt\.init\(\) first$"):
         use()
@@ -358,11 +354,9 @@ def test_feeds_that_are_fine():
     model = built()
     expected = tensoropt.run(model.loss, model.feeds)
     for x, y in (
-        (IMAGES.tolist(), LABELS.tolist()),
-        (IMAGES.astype(np.float64), LABELS.astype(np.int32)),
-        (tf.constant(IMAGES), tf.constant(LABELS)),
-        (tensoropt.local(IMAGES), LABELS),
-    ):
+        (IMAGES.tolist(), LABELS.tolist()), (IMAGES.astype(np.float64), LABELS.astype(np.int32)),
+        (tf.constant(IMAGES), tf.constant(LABELS)), (tensoropt.local(IMAGES), LABELS),
+    ):  # fmt: skip
         assert tensoropt.run(model.loss, {"x:0": x, model.y: y}) == expected
     ones = np.ones_like(IMAGES)
     assert tensoropt.run(model.loss, {"x:0": ones.astype(int).tolist(), model.y: LABELS}) == tensoropt.run(

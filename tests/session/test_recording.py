@@ -116,16 +116,9 @@ def plain(make) -> tuple[list[Any], list[Any]]:
 
 
 MODELS = [
-    decayed_rate,
-    fed_rate,
-    folded_shapes,
-    variables_of_all_kinds,
-    an_update_through_a_group,
-    moving_average,
-    gradients_as_tensors,
-    piecewise_rate,
-    a_step_in_a_group,
-]
+    decayed_rate, fed_rate, folded_shapes, variables_of_all_kinds, an_update_through_a_group, moving_average,
+    gradients_as_tensors, piecewise_rate, a_step_in_a_group,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("make", first(7, MODELS), ids=lambda make: make.__name__)

@@ -225,12 +225,10 @@ class Opaque(keras.callbacks.Callback):
 
 @pytest.mark.parametrize(
     ("given", "sentence"),
-    [
-        ({"every": "10"}, "the time between two saves is a time above 0 with"),
-        ({"every": 0}, "takes every=, a time such as '10min' or a number of steps"),
-        ({"keep": 0}, "Survive takes keep=, how many checkpoints to keep"),
-    ],
-)
+    [({"every": "10"}, "the time between two saves is a time above 0 with"),
+     ({"every": 0}, "takes every=, a time such as '10min' or a number of steps"),
+     ({"keep": 0}, "Survive takes keep=, how many checkpoints to keep")],
+)  # fmt: skip
 def test_wrong_arguments_are_refused(tmp_path, given, sentence):
     with pytest.raises(InputError, match=sentence):
         tensoropt.Survive(tmp_path, **given)

@@ -149,15 +149,13 @@ def test_an_mpirun_that_has_lost_a_host_of_an_allocation_is_not_done(monkeypatch
 
 @pytest.mark.parametrize(
     ("attempts", "why"),
-    [
-        ([attempt(2, refused={0: at(0, error="InputError")})], "another start would be refused again"),
-        ([attempt(1)] * 4, "all of --restarts 3 are used"),
-        ([attempt(1, failed={0: at(5, error="Boom", saved=[0, 4])})] * 2, "it failed twice at step 5 in the same way"),
-        ([attempt(137), attempt(1)], "two attempts one after the other have saved nothing"),
-        ([attempt(137, saved={0: at(4, saved=[0, 4])}), attempt(137)], None),
-        ([attempt(3)], None),
-    ],
-)
+    [([attempt(2, refused={0: at(0, error="InputError")})], "another start would be refused again"),
+     ([attempt(1)] * 4, "all of --restarts 3 are used"),
+     ([attempt(1, failed={0: at(5, error="Boom", saved=[0, 4])})] * 2, "it failed twice at step 5 in the same way"),
+     ([attempt(137), attempt(1)], "two attempts one after the other have saved nothing"),
+     ([attempt(137, saved={0: at(4, saved=[0, 4])}), attempt(137)], None),
+     ([attempt(3)], None)],
+)  # fmt: skip
 def test_what_is_not_worth_a_restart_is_not_restarted(attempts, why):
     assert why_not_again(attempts, 3, True) == why
 
@@ -182,20 +180,18 @@ def test_two_runs_do_not_share_a_folder_and_a_fresh_one_puts_the_old_one_aside(t
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
-    [
-        ("--min-ranks 3 --checkpoint x", "--min-ranks 3 is more than -n 2, the ranks that there are"),
-        ("--every 10 --checkpoint x", "the time between two saves is a time above 0 with one of the units"),
-        ("--fresh", "are for runs that are saved; give --checkpoint DIR"),
-        ("--requeue-code 256 --checkpoint x", "--requeue-code takes a whole number, 1 to 255, got '256'"),
-        ("--restarts many", "--restarts takes a whole number, 0 or more, got 'many'"),
-        ("--checkpoint /proc/none", "a run can't be kept in '/proc/none'"),
-        ("--host alpha:x", "--host takes hosts with their slots: got 'alpha:x', expected alpha:4,beta:4"),
-        ("--host alpha", "-n 2 is more than the 1 slots of the hosts"),
-        ("--hostfile {folder}/train.py", "a line of hostfile '{folder}/train.py': got 'import sys', expected"),
-        ("--slots {folder}/train.py", "--slots FILE says how many ranks there are, and -n too; leave -n out"),
-        ("--min-ranks 1 --plan p.json", "--min-ranks asks for others; leave one of them out"),
-    ],
-)
+    [("--min-ranks 3 --checkpoint x", "--min-ranks 3 is more than -n 2, the ranks that there are"),
+     ("--every 10 --checkpoint x", "the time between two saves is a time above 0 with one of the units"),
+     ("--fresh", "are for runs that are saved; give --checkpoint DIR"),
+     ("--requeue-code 256 --checkpoint x", "--requeue-code takes a whole number, 1 to 255, got '256'"),
+     ("--restarts many", "--restarts takes a whole number, 0 or more, got 'many'"),
+     ("--checkpoint /proc/none", "a run can't be kept in '/proc/none'"),
+     ("--host alpha:x", "--host takes hosts with their slots: got 'alpha:x', expected alpha:4,beta:4"),
+     ("--host alpha", "-n 2 is more than the 1 slots of the hosts"),
+     ("--hostfile {folder}/train.py", "a line of hostfile '{folder}/train.py': got 'import sys', expected"),
+     ("--slots {folder}/train.py", "--slots FILE says how many ranks there are, and -n too; leave -n out"),
+     ("--min-ranks 1 --plan p.json", "--min-ranks asks for others; leave one of them out")],
+)  # fmt: skip
 def test_wrong_options_are_refused(tmp_path, capsys, arguments, sentence):
     (tmp_path / "train.py").write_text("import sys")
     given = arguments.format(folder=tmp_path).split()

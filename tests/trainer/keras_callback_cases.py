@@ -237,11 +237,9 @@ CALLBACKS = (
     Case(
         "averages in place of weights after each epoch",
         steered(
-            lambda: keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
-            epochs=2,
-            n=WHOLE,
+            lambda: keras.callbacks.SwapEMAWeights(swap_on_epoch=True), epochs=2, n=WHOLE,
             validation_data=(X[:BATCH], Y[:BATCH]),
         ),
         "averages",
     ),
-)
+)  # fmt: skip

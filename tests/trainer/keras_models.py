@@ -54,15 +54,13 @@ class Kind:
 
 def of_classes() -> keras.Model:
     return keras.Sequential(
-        [
-            keras.Input((WIDTH,)),
-            LAYERS.Dense(8, "tanh", name="first"),
-            LAYERS.Dropout(0.25, name="dropout"),
-            LAYERS.BatchNormalization(momentum=0.8, name="normalization"),
-            LAYERS.Dense(CLASSES, name="last"),
-        ],
+        [keras.Input((WIDTH,)),
+         LAYERS.Dense(8, "tanh", name="first"),
+         LAYERS.Dropout(0.25, name="dropout"),
+         LAYERS.BatchNormalization(momentum=0.8, name="normalization"),
+         LAYERS.Dense(CLASSES, name="last")],
         name="of_classes",
-    )
+    )  # fmt: skip
 
 
 def by_name() -> keras.Model:

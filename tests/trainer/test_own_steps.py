@@ -71,14 +71,12 @@ class Refused(keras.Sequential):
 
 @pytest.mark.parametrize(
     ("kind", "said"),
-    [
-        ("loss alone", r"no optimizer and assigns to no variable \(test_own_steps.py:\d+\), so that nothing would be"),
-        ("rows", r"gradient with respect to 'embeddings' \(test_own_steps.py:\d+\) is computed with: it is rows"),
-        ("loop", r"SGD is applied inside of a loop or a tf.function \(test_own_steps.py:\d+\)"),
-        ("others", r"SGD is applied \(test_own_steps.py:\d+\) to other variables than before \(test_own_steps.py:\d+\)"),
-        ("number", "train_step of model '.*' returns .*; expected a dictionary from names to numbers"),
-    ],
-)
+    [("loss alone", r"no optimizer and assigns to no variable \(test_own_steps.py:\d+\), so that nothing would be"),
+     ("rows", r"gradient with respect to 'embeddings' \(test_own_steps.py:\d+\) is computed with: it is rows"),
+     ("loop", r"SGD is applied inside of a loop or a tf.function \(test_own_steps.py:\d+\)"),
+     ("others", r"SGD is applied \(test_own_steps.py:\d+\) to other variables than before \(test_own_steps.py:\d+\)"),
+     ("number", "train_step of model '.*' returns .*; expected a dictionary from names to numbers")],
+)  # fmt: skip
 def test_steps_that_cant_be_captured_are_refused(kind: str, said: str):
     model = Refused([keras.Input((4,), dtype="int64"), keras.layers.Embedding(9, 6), keras.layers.Dense(3)])
     model.kind = kind

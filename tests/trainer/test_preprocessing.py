@@ -66,17 +66,11 @@ class Joined(keras.layers.Layer):
 
 @pytest.mark.parametrize(
     "layers, said",
-    [
-        (
-            [keras.layers.TextVectorization(vocabulary=["a"]), keras.layers.Embedding(4, 2), keras.layers.Flatten()],
-            r"layer 'embedding\w*' \(Embedding\) of model '\w+' works on text, or on as many elements as a text has",
-        ),
-        (
-            [Joined(), keras.layers.Hashing(4), keras.layers.CategoryEncoding(4, output_mode="multi_hot")],
-            r"layer 'joined' \(Joined\) .* isn't known to compute each sample by itself",
-        ),
-    ],
-)
+    [([keras.layers.TextVectorization(vocabulary=["a"]), keras.layers.Embedding(4, 2), keras.layers.Flatten()],
+      r"layer 'embedding\w*' \(Embedding\) of model '\w+' works on text, or on as many elements as a text has"),
+     ([Joined(), keras.layers.Hashing(4), keras.layers.CategoryEncoding(4, output_mode="multi_hot")],
+      r"layer 'joined' \(Joined\) .* isn't known to compute each sample by itself")],
+)  # fmt: skip
 def test_what_text_is_refused_for(layers, said):
     made = keras.Sequential([TEXT, *layers, keras.layers.Dense(1)]) if "embedding" not in said else None
     if made is None:

@@ -16,11 +16,9 @@ def columns(n: int = 3 * BATCH - 2, seed: int = 0) -> tuple[dict[str, Any], np.n
     rng = np.random.default_rng(seed)
     texts = [" ".join(WORDS[rng.integers(0, 6, rng.integers(1, 7))]) + "!" for _ in range(n)]
     given = {
-        "amount": rng.normal(size=(n, 2)),
-        "code": rng.integers(0, 12, (n, 1)),
-        "text": tf.constant(texts),
+        "amount": rng.normal(size=(n, 2)), "code": rng.integers(0, 12, (n, 1)), "text": tf.constant(texts),
         "word": tf.constant(WORDS[rng.integers(0, 6, (n, 1))]),
-    }
+    }  # fmt: skip
     return given, rng.normal(size=(n, 1))
 
 

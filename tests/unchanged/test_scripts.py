@@ -175,14 +175,12 @@ epoch(iter(tf.data.Dataset.from_tensors(tf.ones([8, 4])).repeat()))
 
 @pytest.mark.parametrize(
     ("source", "code", "said"),
-    [
-        ("print('nothing')", 2, "the script trained no Keras model by fit or train_on_batch, so that each of 2 ranks did"),
-        (OWN_EPOCH, 2, "a training step reads a dataset itself (train.py:"),
-        (OWN_LOOP, 2, "the script applies an optimizer outside of a tf.function (train.py:"),
-        ("model.compile('sgd', 'mse', run_eagerly=True)\nraise ValueError('mine')", 1, ""),
-    ],
+    [("print('nothing')", 2, "the script trained no Keras model by fit or train_on_batch, so that each of 2 ranks did"),
+     (OWN_EPOCH, 2, "a training step reads a dataset itself (train.py:"),
+     (OWN_LOOP, 2, "the script applies an optimizer outside of a tf.function (train.py:"),
+     ("model.compile('sgd', 'mse', run_eagerly=True)\nraise ValueError('mine')", 1, "")],
     ids=["no model", "own epoch", "own loop", "exception"],
-)
+)  # fmt: skip
 def test_what_cant_be_trained_on_ranks_ends_with_its_line(source: str, code: int, said: str, tmp_path: Path) -> None:
     done = run(tmp_path, MODEL + source)
     assert done.returncode == code, done.stderr
@@ -219,16 +217,14 @@ def test_a_value_that_one_rank_alone_reads_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("source", "is_for_ranks"),
-    [
-        ("import keras", False),
-        ("import tensoropt\ntensoropt.auto()", False),
-        ("from tensoropt import auto", False),
-        ("import tensoropt as to\nto.parallelize", True),
-        ("import tensoropt\ntensoropt.auto(); tensoropt.init()", True),
-        ("from tensoropt.trainer import trainer", True),
-        ("def f():\n    from mpi4py import MPI", True),
-    ],
-)
+    [("import keras", False),
+     ("import tensoropt\ntensoropt.auto()", False),
+     ("from tensoropt import auto", False),
+     ("import tensoropt as to\nto.parallelize", True),
+     ("import tensoropt\ntensoropt.auto(); tensoropt.init()", True),
+     ("from tensoropt.trainer import trainer", True),
+     ("def f():\n    from mpi4py import MPI", True)],
+)  # fmt: skip
 def test_a_script_that_was_written_for_ranks_is_told_by_its_imports(source: str, is_for_ranks: bool, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(source)
     assert _is_for_ranks(tmp_path / "train.py") == is_for_ranks
@@ -284,12 +280,10 @@ def started(folder: Path, source: str, *arguments: str, backend: str = "jax") ->
 
 @pytest.mark.parametrize(
     ("source", "code", "said"),
-    [
-        ("def f(:", 1, "SyntaxError"),
-        ("import horovod.tensorflow", 2, "'train.py' imports horovod, which starts ranks of its own"),
-        (OTHER_BACKEND, 2, "Keras's backend is 'torch'"),
-    ],
-)
+    [("def f(:", 1, "SyntaxError"),
+     ("import horovod.tensorflow", 2, "'train.py' imports horovod, which starts ranks of its own"),
+     (OTHER_BACKEND, 2, "Keras's backend is 'torch'")],
+)  # fmt: skip
 def test_what_is_refused_before_the_script_trains(source: str, code: int, said: str, tmp_path: Path) -> None:
     done = started(tmp_path, source, "-n", "2", "train.py", backend="tensorflow")
     assert (done.returncode, done.stdout) == (code, ""), done.stderr

@@ -24,18 +24,16 @@ from tensoropt.zoo.recurrent import _lstm, _plain
 # Table 1 of TensorOpt, in GB; for the others parameters as they are known of these networks.
 TABLE_1 = MappingProxyType({"rnn": 108, "wide_resnet": 7.3, "transformer": 9.7, "transformer_s": 4.8})
 PARAMETERS = MappingProxyType(
-    {
-        "vgg16": 138_357_544,
-        "lenet5": 61_706,
-        "alexnet": 62_378_344,
-        "inception_v3": 23_834_568,
-        "resnet101": 44_549_160,
-        "rnntc": 20000 * 1024 + 4 * (8 * 1024**2 + 4 * 1024) + 2 * 1024 + 2,
-        "rnnlm": 10000 * 2048 + 2 * (8 * 2048**2 + 4 * 2048) + 2048 * 10000 + 10000,
-        "nmt": 2 * 32000 * 1024 + 4 * (8 * 1024**2 + 4 * 1024) + 2 * 1024**2 + 1024 + 1024 * 32000 + 32000,
-        "llama3_8b": 8_030_261_248,
-    }
-)
+    {"vgg16": 138_357_544,
+     "lenet5": 61_706,
+     "alexnet": 62_378_344,
+     "inception_v3": 23_834_568,
+     "resnet101": 44_549_160,
+     "rnntc": 20000 * 1024 + 4 * (8 * 1024**2 + 4 * 1024) + 2 * 1024 + 2,
+     "rnnlm": 10000 * 2048 + 2 * (8 * 2048**2 + 4 * 2048) + 2048 * 10000 + 10000,
+     "nmt": 2 * 32000 * 1024 + 4 * (8 * 1024**2 + 4 * 1024) + 2 * 1024**2 + 1024 + 1024 * 32000 + 32000,
+     "llama3_8b": 8_030_261_248}
+)  # fmt: skip
 
 
 def _n_parameters(name, **sizes):
@@ -124,18 +122,16 @@ def test_sizes_of_a_model_are_set_by_name():
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [
-        ("gpt3:layer=12", "gpt3 has no size 'layer': did you mean layers"),
-        ("gpt3:xyz=12", "gpt3 has no size 'xyz': expected one of batch, length, layers, width, heads, vocabulary"),
-        ("gpt3:", "gpt3 has no size '': expected one of batch"),
-        ("lenet5:widths=3", "lenet5 has no size 'widths': expected one of batch, image, classes"),
-        ("gpt3:layers=0", "size 'layers' must be a positive integer, got '0'"),
-        ("gpt3:layers=1.5", "size 'layers' must be a positive integer, got '1.5'"),
-        ("gpt3:layers", "size 'layers' must be a positive integer, got ''"),
-        ("gpt3:layers=2,layers=2", "size 'layers' is given twice"),
-        ("gpt4:layers=2", "the zoo has no model 'gpt4': did you mean gpt3"),
-    ],
-)
+    [("gpt3:layer=12", "gpt3 has no size 'layer': did you mean layers"),
+     ("gpt3:xyz=12", "gpt3 has no size 'xyz': expected one of batch, length, layers, width, heads, vocabulary"),
+     ("gpt3:", "gpt3 has no size '': expected one of batch"),
+     ("lenet5:widths=3", "lenet5 has no size 'widths': expected one of batch, image, classes"),
+     ("gpt3:layers=0", "size 'layers' must be a positive integer, got '0'"),
+     ("gpt3:layers=1.5", "size 'layers' must be a positive integer, got '1.5'"),
+     ("gpt3:layers", "size 'layers' must be a positive integer, got ''"),
+     ("gpt3:layers=2,layers=2", "size 'layers' is given twice"),
+     ("gpt4:layers=2", "the zoo has no model 'gpt4': did you mean gpt3")],
+)  # fmt: skip
 def test_a_size_that_a_model_has_not_is_refused(text, message):
     with pytest.raises(InputError, match=message):
         zoo.sized(text)

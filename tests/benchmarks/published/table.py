@@ -152,13 +152,9 @@ def bus_gb_per_s(row: dict) -> float:
 
 
 OF_TABLE = {
-    "all_reduce": bus_gb_per_s,
-    "megatron": tflops_per_gpu,
-    "recomputed": lambda row: of_gpt(row)[1] / 1e6,
-    "kept": lambda row: of_gpt(row)[0] / 1e6,
-    "memory": lambda row: of_gpt(row)[2] / 2**30,
-    "models": gb_of_model,
-}
+    "all_reduce": bus_gb_per_s, "megatron": tflops_per_gpu, "recomputed": lambda row: of_gpt(row)[1] / 1e6,
+    "kept": lambda row: of_gpt(row)[0] / 1e6, "memory": lambda row: of_gpt(row)[2] / 2**30, "models": gb_of_model,
+}  # fmt: skip
 
 
 def main() -> None:

@@ -138,12 +138,10 @@ def test_a_save_that_the_system_refuses_in_the_middle_of_a_file(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("prefix", "sentence"),
-    [
-        ("/proc/nowhere/ckpt", "checkpoint '/proc/nowhere/ckpt' can't be saved: got .* for '/proc/nowhere'"),
-        ("gs://bucket/ckpt", "a checkpoint's prefix is a path: got 'gs://bucket/ckpt', expected folder/name"),
-        ("run/", "a checkpoint's prefix is a path: got 'run/'"),
-    ],
-)
+    [("/proc/nowhere/ckpt", "checkpoint '/proc/nowhere/ckpt' can't be saved: got .* for '/proc/nowhere'"),
+     ("gs://bucket/ckpt", "a checkpoint's prefix is a path: got 'gs://bucket/ckpt', expected folder/name"),
+     ("run/", "a checkpoint's prefix is a path: got 'run/'")],
+)  # fmt: skip
 def test_places_that_cannot_be_written(prefix: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         save(prefix, state_of(), ALONE)
@@ -203,16 +201,12 @@ def test_damage_anywhere_in_the_values_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("variables", "sentence"),
-    [
-        (
-            [Logical("w", (50, 4)), *VARIABLES[1:]],
-            r"got variable 'model/w' as float32\[50, 3\], expected 'model/w' as float32\[50, 4\]",
-        ),
-        ([Logical("w", (50, 3), "float64"), *VARIABLES[1:]], r"as float32\[50, 3\], expected 'model/w' as float64\[50, 3\]"),
-        ([*VARIABLES, Logical("c", (2,))], r"got no variable 'model/c', expected 'model/c' as float32\[2\]"),
-        (VARIABLES[:2], r"got variable 'model/half' as float16\[4\], expected no such variable"),
-    ],
-)
+    [([Logical("w", (50, 4)), *VARIABLES[1:]],
+      r"got variable 'model/w' as float32\[50, 3\], expected 'model/w' as float32\[50, 4\]"),
+     ([Logical("w", (50, 3), "float64"), *VARIABLES[1:]], r"as float32\[50, 3\], expected 'model/w' as float64\[50, 3\]"),
+     ([*VARIABLES, Logical("c", (2,))], r"got no variable 'model/c', expected 'model/c' as float32\[2\]"),
+     (VARIABLES[:2], r"got variable 'model/half' as float16\[4\], expected no such variable")],
+)  # fmt: skip
 def test_another_model_is_refused_before_anything_is_changed(tmp_path: Path, variables, sentence: str) -> None:
     prefix = save(tmp_path / "ckpt", state_of(1.0), ALONE)
     state = state_of(2.0, variables)

@@ -58,11 +58,9 @@ def test_one_device_hands_back_copies() -> None:
     communicator, array = SingleCommunicator(), np.arange(6.0).reshape(2, 3)
     out = np.empty(6)
     results = [
-        communicator.all_gather((), array, [(2, 3)])[0],
-        communicator.all_to_all((), [array], [(2, 3)], out)[0],
-        communicator.reduce_scatter((), [array], (2, 3)),
-        communicator.all_reduce((), array, "max"),
-    ]
+        communicator.all_gather((), array, [(2, 3)])[0], communicator.all_to_all((), [array], [(2, 3)], out)[0],
+        communicator.reduce_scatter((), [array], (2, 3)), communicator.all_reduce((), array, "max"),
+    ]  # fmt: skip
     for result in results:
         assert np.array_equal(result, array) and not np.shares_memory(result, array)
     assert np.shares_memory(results[1], out)

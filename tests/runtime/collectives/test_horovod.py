@@ -88,16 +88,12 @@ def a_horovod(folder: Path, built_for: str | None = None, code: str = "") -> Pat
 
 @pytest.mark.parametrize(
     ("make", "said"),
-    [
-        (lambda folder: a_horovod(folder), "built for another TensorFlow: got unknown, expected"),
-        (lambda folder: a_horovod(folder, "2.3.4"), f"another TensorFlow: got 2.3.4, expected {tf.__version__}."),
-        (
-            lambda folder: a_horovod(folder, tf.__version__, "raise OSError('libmpi.so.12: cannot open it')"),
-            "Horovod can't be loaded: got libmpi.so.12: cannot open",
-        ),
-        (lambda folder: a_horovod(folder, tf.__version__, "mpi_built = lambda: False"), "built without MPI"),
-    ],
-)
+    [(lambda folder: a_horovod(folder), "built for another TensorFlow: got unknown, expected"),
+     (lambda folder: a_horovod(folder, "2.3.4"), f"another TensorFlow: got 2.3.4, expected {tf.__version__}."),
+     (lambda folder: a_horovod(folder, tf.__version__, "raise OSError('libmpi.so.12: cannot open it')"),
+      "Horovod can't be loaded: got libmpi.so.12: cannot open"),
+     (lambda folder: a_horovod(folder, tf.__version__, "mpi_built = lambda: False"), "built without MPI")],
+)  # fmt: skip
 def test_a_horovod_that_fits_nothing_here_is_refused(
     make: Callable[[Path], Path], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,17 +129,15 @@ def test_the_picture_has_all_algorithms_and_tells_points_that_are_far_away():
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
-    [
-        ([GOOD, "--devices", 0], "--devices takes a positive number of devices, got '0'"),
-        ([GOOD, "--devices", 4, "--parallelism", "1,2"], "--parallelism takes a positive number of devices, got '1,2'"),
-        ([GOOD, "--devices", 4, "--parallelism", "5"], "5"),
-        ([GOOD, "--devices", 4, "--memory", "-1GB"], "-1GB"),
-        ([f"{MODELS}:fails", "--devices", 4], "failed"),
-        ([GOOD, "--devices", 4, "--plot", "/no/such/folder/picture.png"], "there is no folder '/no/such/folder'"),
-        ([GOOD, "--devices", 4, "--plot", "picture.gen"], "has a suffix that Matplotlib doesn't know"),
-        ([GOOD, "--devices", 4, "--json", "x", "--plot", "x"], "--json and --plot name the same file"),
-    ],
-)
+    [([GOOD, "--devices", 0], "--devices takes a positive number of devices, got '0'"),
+     ([GOOD, "--devices", 4, "--parallelism", "1,2"], "--parallelism takes a positive number of devices, got '1,2'"),
+     ([GOOD, "--devices", 4, "--parallelism", "5"], "5"),
+     ([GOOD, "--devices", 4, "--memory", "-1GB"], "-1GB"),
+     ([f"{MODELS}:fails", "--devices", 4], "failed"),
+     ([GOOD, "--devices", 4, "--plot", "/no/such/folder/picture.png"], "there is no folder '/no/such/folder'"),
+     ([GOOD, "--devices", 4, "--plot", "picture.gen"], "has a suffix that Matplotlib doesn't know"),
+     ([GOOD, "--devices", 4, "--json", "x", "--plot", "x"], "--json and --plot name the same file")],
+)  # fmt: skip
 def test_bad_input_gets_one_sentence(capsys, arguments, told):
     assert told in refused(capsys, "compare", *arguments)
 

@@ -44,14 +44,9 @@ def looked_up() -> zoo.Built:
 
 
 MODELS: list[tuple[Callable[[], zoo.Built], str]] = [
-    (zoo.fused_cnn, "momentum"),
-    (looked_up, "sgd"),
-    (zoo.windows, "adam"),
-    (composite.plain_loop, "sgd"),
-    (zoo.attention, "adam"),
-    (zoo.cnn, "momentum"),
-    (zoo.broadcasting, "momentum"),
-]
+    (zoo.fused_cnn, "momentum"), (looked_up, "sgd"), (zoo.windows, "adam"), (composite.plain_loop, "sgd"),
+    (zoo.attention, "adam"), (zoo.cnn, "momentum"), (zoo.broadcasting, "momentum"),
+]  # fmt: skip
 
 
 class SomeMeasured(OperatorCosts):

@@ -189,16 +189,14 @@ def test_diff_of_frontiers_compares_the_fastest_within_memory(found, folder, tmp
 
 @pytest.mark.parametrize(
     ("arguments", "devices", "why_not"),
-    [
-        (["--memory", "200B"], 2, ["1 device: needs 400 B per device, the limit is 200 B"]),
-        ([], 2, ["1 device: needs 400 B per device, the limit is 200 B"]),
-        (["--memory", "200B", "--step-within", "500us"], 4, ["1 device: needs", "2 devices: 0.9 ms per step, the limit is"]),
-        (["--memory", "100B"], 4, ["1 device: needs 400 B", "2 devices: its fastest plan needs 200 B, and the curve"]),
-        (["--memory", "100B", "--step-within", "500us"], 4, ["1 device: needs 400 B", "2 devices: 0.9 ms per step"]),
-        (["--memory", "300B"], 2, ["1 device: needs 400 B per device, the limit is 300 B"]),
-        (["--memory", "400B"], 2, ["1 device: the curve was found within 200 B only"]),
-    ],
-)
+    [(["--memory", "200B"], 2, ["1 device: needs 400 B per device, the limit is 200 B"]),
+     ([], 2, ["1 device: needs 400 B per device, the limit is 200 B"]),
+     (["--memory", "200B", "--step-within", "500us"], 4, ["1 device: needs", "2 devices: 0.9 ms per step, the limit is"]),
+     (["--memory", "100B"], 4, ["1 device: needs 400 B", "2 devices: its fastest plan needs 200 B, and the curve"]),
+     (["--memory", "100B", "--step-within", "500us"], 4, ["1 device: needs 400 B", "2 devices: 0.9 ms per step"]),
+     (["--memory", "300B"], 2, ["1 device: needs 400 B per device, the limit is 300 B"]),
+     (["--memory", "400B"], 2, ["1 device: the curve was found within 200 B only"])],
+)  # fmt: skip
 def test_the_fewest_devices_of_a_curve(folder, capsys, arguments, devices, why_not):
     told = json.loads(said(capsys, 0, "recommend", folder / "curve.json", *arguments, "--json"))
     assert told["devices"] == devices and len(told["why_not_others"]) == len(why_not)

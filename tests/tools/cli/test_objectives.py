@@ -128,12 +128,10 @@ def test_questions_mean_what_they_say(objectives, tmp_path, everything):
 
 @pytest.mark.parametrize(
     ("objectives", "labels", "lines"),
-    [
-        (("memory", "time"), ("peak memory per device (MB)", "time per step (ms)"), ["time per step", "compute", "network"]),
-        (("memory", "network"), ("memory per device (MB)", "network time per step (ms)"), ["network time per step"]),
-        (("time", "network"), ("time per step (ms)", "network time per step (ms)"), ["network time per step"]),
-    ],
-)
+    [(("memory", "time"), ("peak memory per device (MB)", "time per step (ms)"), ["time per step", "compute", "network"]),
+     (("memory", "network"), ("memory per device (MB)", "network time per step (ms)"), ["network time per step"]),
+     (("time", "network"), ("time per step (ms)", "network time per step (ms)"), ["network time per step"])],
+)  # fmt: skip
 def test_axes_are_the_objectives(objectives, labels, lines):
     from matplotlib.figure import Figure
 

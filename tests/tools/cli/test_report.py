@@ -47,13 +47,11 @@ def test_compare_writes_a_report_with_its_baselines(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
-    [
-        (["--baselines", "alpa"], "--baselines takes names of data-parallel, one-weird-trick, optcnn"),
-        (["--option", "profiling", "--report", "x.html"], "makes a curve and no report"),
-        (["--report", "no/x.html"], "report can't be saved as"),
-        (["--report", "x.html", "--json", "x.html"], "name the same file"),
-    ],
-)
+    [(["--baselines", "alpa"], "--baselines takes names of data-parallel, one-weird-trick, optcnn"),
+     (["--option", "profiling", "--report", "x.html"], "makes a curve and no report"),
+     (["--report", "no/x.html"], "report can't be saved as"),
+     (["--report", "x.html", "--json", "x.html"], "name the same file")],
+)  # fmt: skip
 def test_bad_input_gets_one_sentence_before_the_search(arguments, sentence, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert sentence in refused(capsys, "search", GOOD, "--devices", 4, *arguments)

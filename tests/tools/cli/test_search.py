@@ -43,16 +43,10 @@ def test_frontier_and_plan_are_printed_and_written(tmp_path, capsys):
     told = capsys.readouterr().out
     found = read(json_file)
     for text in (
-        "6 operators, 4 kB of parameters, trained by sgd",
-        "v100-1x4: 4 x V100-SXM2-16GB with 16 GB",
-        "turning point",
-        "chosen",
-        "eliminations: ",
-        "; exact; ",
-        "seconds   record ",
-        "plan      mini_time: 4 devices (1 | 2, 2)",
-        f"wrote {plan_file}",
-    ):
+        "6 operators, 4 kB of parameters, trained by sgd", "v100-1x4: 4 x V100-SXM2-16GB with 16 GB",
+        "turning point", "chosen", "eliminations: ", "; exact; ", "seconds   record ",
+        "plan      mini_time: 4 devices (1 | 2, 2)", f"wrote {plan_file}",
+    ):  # fmt: skip
         assert text in told
     assert found["format"] == "tensoropt/search"
     assert found["version"] == 4
@@ -200,19 +194,17 @@ def test_operators_without_a_rule_are_named(capsys):
 
 @pytest.mark.parametrize(
     ("function", "expected"),
-    [
-        ("nothing", "recorded nothing"),
-        ("no_loss", "has no training step: its function returned 3"),
-        ("fails", r"failed (models.py:36): ValueError: Dimensions must be equal"),
-        ("begins_a_session", "can't be recorded (models.py:40): tensoropt.init() was called where a model is only recorded"),
-        ("runs", "can't be recorded (models.py:44): a model function only records: run is for a script of its own"),
-        ("exits", "failed (models.py:48): it ended Python by SystemExit(3)"),
-        ("vector", "can't be trained: minimize takes a scalar loss"),
-        ("takes", "failed: TypeError: takes() missing 1 required positional argument: 'argument'"),
-        ("untrainable", "can't be trained: there is no trainable variable"),
-        ("godo", "has no function 'godo'; it has good"),
-    ],
-)
+    [("nothing", "recorded nothing"),
+     ("no_loss", "has no training step: its function returned 3"),
+     ("fails", r"failed (models.py:36): ValueError: Dimensions must be equal"),
+     ("begins_a_session", "can't be recorded (models.py:40): tensoropt.init() was called where a model is only recorded"),
+     ("runs", "can't be recorded (models.py:44): a model function only records: run is for a script of its own"),
+     ("exits", "failed (models.py:48): it ended Python by SystemExit(3)"),
+     ("vector", "can't be trained: minimize takes a scalar loss"),
+     ("takes", "failed: TypeError: takes() missing 1 required positional argument: 'argument'"),
+     ("untrainable", "can't be trained: there is no trainable variable"),
+     ("godo", "has no function 'godo'; it has good")],
+)  # fmt: skip
 def test_a_bad_model_function_gets_a_sentence(capsys, function, expected):
     assert expected in refused(capsys, "search", f"{MODELS}:{function}", "--devices", 2)
     # Nothing stays behind: not the recording graph, nor what stands in for a session.
@@ -222,34 +214,32 @@ def test_a_bad_model_function_gets_a_sentence(capsys, function, expected):
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    [
-        (["zoo:vgg19", "--devices", 2], "the zoo has no model 'vgg19': did you mean vgg16"),
-        (["zoo:", "--devices", 2], "vgg16"),
-        (["vgg16", "--devices", 2], "expected zoo:NAME (zoo: lists them), FILE.py:FUNCTION or FILE.keras"),
-        (["nowhere.py:model", "--devices", 2], "file 'nowhere.py' isn't there"),
-        (["model.txt:model", "--devices", 2], "file 'model.txt' isn't a Python file"),
-        ([GOOD, "--devices", 0], "--devices takes a positive number of devices, got '0'"),
-        ([GOOD, "--devices", -2], "--devices takes a positive number of devices, got '-2'"),
-        ([GOOD, "--devices", "two"], "--devices takes a positive number of devices, got 'two'"),
-        ([GOOD, "--devices", 12], "doesn't fill machines of 8; nearest are 8 and 16"),
-        ([GOOD, "--devices", 2, "--memory", "0B"], "must be at least one byte per device"),
-        ([GOOD, "--devices", 2, "--memory", "-1GB"], "memory limit '-1GB' isn't an amount of memory"),
-        ([GOOD, "--cluster", "v100-2x"], "did you mean v100-2x8"),
-        ([GOOD, "--cluster", "nowhere.json"], "nowhere.json: cannot be read"),
-        ([GOOD, "--cluster", "v100-1x101"], "101 devices (1 | 101) can't be used"),
-        ([GOOD, "--devices", 4, "--parallelism", 5], "parallelism 5 is not possible on v100-1x4"),
-        ([GOOD, "--devices", 4, "--parallelism", "1,2"], "mini_time takes one --parallelism"),
-        ([GOOD, "--devices", 4, "--parallelism", "1,,2"], "--parallelism takes a positive number of devices, got ''"),
-        ([GOOD, "--devices", 2, "--option", "profiling", "--plan", "p.json"], "makes a curve and no plan"),
-        ([GOOD, "--devices", 2, "--option", "profiling", "--frontier", "f.json"], "makes a curve and no frontier"),
-        ([GOOD, "--devices", 2, "--frontier", "x.json", "--plan", "x.json"], "name the same file"),
-        ([GOOD, "--devices", 2, "--json", "/nowhere/x.json"], "there is no folder '/nowhere'"),
-        ([GOOD, "--devices", 2, "--json", "/"], "that is a folder"),
-        ([GOOD, "--devices", 2, "--plot", "x.unknown"], "a suffix that Matplotlib doesn't know"),
-        ([GOOD, "--devices", 2, "--plot", "same.png", "--json", "same.png"], "name the same file"),
-        (["zoo:lenet5", "--devices", 2, "--algorithm", "exhaustive"], "enumeration takes at most"),
-    ],
-)
+    [(["zoo:vgg19", "--devices", 2], "the zoo has no model 'vgg19': did you mean vgg16"),
+     (["zoo:", "--devices", 2], "vgg16"),
+     (["vgg16", "--devices", 2], "expected zoo:NAME (zoo: lists them), FILE.py:FUNCTION or FILE.keras"),
+     (["nowhere.py:model", "--devices", 2], "file 'nowhere.py' isn't there"),
+     (["model.txt:model", "--devices", 2], "file 'model.txt' isn't a Python file"),
+     ([GOOD, "--devices", 0], "--devices takes a positive number of devices, got '0'"),
+     ([GOOD, "--devices", -2], "--devices takes a positive number of devices, got '-2'"),
+     ([GOOD, "--devices", "two"], "--devices takes a positive number of devices, got 'two'"),
+     ([GOOD, "--devices", 12], "doesn't fill machines of 8; nearest are 8 and 16"),
+     ([GOOD, "--devices", 2, "--memory", "0B"], "must be at least one byte per device"),
+     ([GOOD, "--devices", 2, "--memory", "-1GB"], "memory limit '-1GB' isn't an amount of memory"),
+     ([GOOD, "--cluster", "v100-2x"], "did you mean v100-2x8"),
+     ([GOOD, "--cluster", "nowhere.json"], "nowhere.json: cannot be read"),
+     ([GOOD, "--cluster", "v100-1x101"], "101 devices (1 | 101) can't be used"),
+     ([GOOD, "--devices", 4, "--parallelism", 5], "parallelism 5 is not possible on v100-1x4"),
+     ([GOOD, "--devices", 4, "--parallelism", "1,2"], "mini_time takes one --parallelism"),
+     ([GOOD, "--devices", 4, "--parallelism", "1,,2"], "--parallelism takes a positive number of devices, got ''"),
+     ([GOOD, "--devices", 2, "--option", "profiling", "--plan", "p.json"], "makes a curve and no plan"),
+     ([GOOD, "--devices", 2, "--option", "profiling", "--frontier", "f.json"], "makes a curve and no frontier"),
+     ([GOOD, "--devices", 2, "--frontier", "x.json", "--plan", "x.json"], "name the same file"),
+     ([GOOD, "--devices", 2, "--json", "/nowhere/x.json"], "there is no folder '/nowhere'"),
+     ([GOOD, "--devices", 2, "--json", "/"], "that is a folder"),
+     ([GOOD, "--devices", 2, "--plot", "x.unknown"], "a suffix that Matplotlib doesn't know"),
+     ([GOOD, "--devices", 2, "--plot", "same.png", "--json", "same.png"], "name the same file"),
+     (["zoo:lenet5", "--devices", 2, "--algorithm", "exhaustive"], "enumeration takes at most")],
+)  # fmt: skip
 def test_bad_arguments_get_a_sentence(capsys, arguments, expected):
     assert expected in refused(capsys, "search", *arguments)
 

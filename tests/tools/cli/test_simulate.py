@@ -36,14 +36,9 @@ def test_the_step_is_told_and_written(plans, tmp_path, capsys):
     assert simulate(GOOD, "--plan", plans / "k80-1x4.json", "--trace", trace, "--json", result) == 0
     told = capsys.readouterr().out
     for text in (
-        "simulated on k80-1x4 by its topology",
-        "0:gpu0 to 0:gpu3, 4 alike",
-        "0:gpu0 > 0:switch0 and 7 alike",
-        "critical path",
-        "MatMul",
-        f"wrote {trace}",
-        f"wrote {result}",
-    ):
+        "simulated on k80-1x4 by its topology", "0:gpu0 to 0:gpu3, 4 alike", "0:gpu0 > 0:switch0 and 7 alike",
+        "critical path", "MatMul", f"wrote {trace}", f"wrote {result}",
+    ):  # fmt: skip
         assert text in told
     value = json.loads(result.read_text())
     assert (value["format"], value["version"]) == ("tensoropt/simulation", 1)

@@ -124,13 +124,11 @@ def test_a_plan_that_its_devices_cannot_hold_is_noted() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "said"),
-    [
-        (["--stages", "two"], "--stages takes a positive number of stages, got 'two'"),
-        (["--schedule", "gpipe"], "schedule='gpipe' is the order in which stages run; give stages=2 or more with it"),
-        (["--stages", "2", "--micro-batches", "7"], "which 7 doesn't divide; give a divisor of 64, such as 4 or 8"),
-        (["--stages", "2", "--profile-budget", "1s"], "operators of v100-1x4 can't be measured here"),
-        (["--stages", "2", "--option", "profiling", "--parallelism", "1"], "2 stages on 1 device: each takes one at least"),
-    ],
-)
+    [(["--stages", "two"], "--stages takes a positive number of stages, got 'two'"),
+     (["--schedule", "gpipe"], "schedule='gpipe' is the order in which stages run; give stages=2 or more with it"),
+     (["--stages", "2", "--micro-batches", "7"], "which 7 doesn't divide; give a divisor of 64, such as 4 or 8"),
+     (["--stages", "2", "--profile-budget", "1s"], "operators of v100-1x4 can't be measured here"),
+     (["--stages", "2", "--option", "profiling", "--parallelism", "1"], "2 stages on 1 device: each takes one at least")],
+)  # fmt: skip
 def test_what_is_wrong_gets_a_sentence(asked: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert said in refused(capsys, *SEARCH, *asked)

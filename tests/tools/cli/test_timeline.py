@@ -123,15 +123,13 @@ def simulated_beside_measured(plan: Path, measured: list[dict], file: Path) -> N
     # Each operator and collective that ran and takes time is in the simulated step, in the same row and part of the step.
     # Updates have TensorFlow's names where it ran them, and a bucket is measured once, and simulated as its parts.
     names = [
-        {
-            (event["tid"], event["cat"], name)
-            for event in events
-            if event["cat"] in ("forward", "backward", "collective")
-            if event["args"].get("planned us, both ways", 1.0) > 0
-            for name in event["name"].split(" + ")
-        }
+        {(event["tid"], event["cat"], name)
+         for event in events
+         if event["cat"] in ("forward", "backward", "collective")
+         if event["args"].get("planned us, both ways", 1.0) > 0
+         for name in event["name"].split(" + ")}
         for events in complete
-    ]
+    ]  # fmt: skip
     assert len(names[0]) > 10 and names[0] <= names[1], names[0] - names[1]
 
 
