@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import fcntl
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -84,6 +85,16 @@ def run_ranks(
 def forked(*program: object) -> list[str]:
     """Return arguments of Python that run a program (a file, ``-m`` or ``-c``, with its arguments) in a fork of a server."""
     return ["-S", "-E", str(HERE / "fork_client.py"), fork_servers(), *map(str, program)]
+
+
+def run_by_forks() -> list[str]:
+    """Return the beginning of a command line that is ``tensoropt run``, whose ranks are forks of a server."""
+    folder = Path(tempfile.mkdtemp(dir=_folder()))
+    for name, command in {"python": [sys.executable, *forked()], "mpirun": [str(find_mpirun())]}.items():
+        (folder / name).write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+        (folder / name).chmod(0o755)
+    program = f"import sys; sys.executable = '{folder}/python'; from tensoropt.tools.cli.main import main; sys.exit(main())"
+    return [sys.executable, "-c", program, "run"]
 
 
 def run_command(

@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from helpers.mpirun import _calibrations, child_environment, run_command
+from helpers.mpirun import _calibrations, child_environment, run_by_forks, run_command
 from survive import kept_script
 
 from tensoropt.common.errors import InputError
@@ -27,8 +26,6 @@ from tensoropt.runtime.launch.mpirun import Leaving
 from tensoropt.survive.attempts import Attempt, table, why_not_again
 from tensoropt.survive.supervisor import Supervisor, Survival, code_with_hosts
 from tensoropt.tools.cli import main as cli
-
-RUN = [sys.executable, "-m", "tensoropt", "run", "-n", "2", "--checkpoint", "kept"]
 
 
 def plain_result() -> tuple[dict, list[float], list[list]]:
@@ -55,7 +52,7 @@ def test_a_run_goes_on_after_a_death_on_fewer_ranks_and_after_a_request_to_stop(
     env = {"TENSOROPT_CACHE": str(tmp_path / "cache"), "TENSOROPT_QUIET": "0"}
     shutil.copy(kept_script.__file__, tmp_path / "train.py")
     arguments = ["--every", "2steps", "--restarts", "2", "--min-ranks", "1", "--json", "out.json", "train.py", str(kill_at)]
-    log = tmp_path / "steps.jsonl"
+    log, kept, forking = tmp_path / "steps.jsonl", ["--checkpoint", "kept"], run_by_forks()
 
     def started(command: list[str], nap: str, until: Callable[[str], bool]) -> subprocess.Popen[str]:
         given = {"cwd": tmp_path, "stderr": subprocess.PIPE, "text": True, "errors": "replace"}
@@ -66,7 +63,7 @@ def test_a_run_goes_on_after_a_death_on_fewer_ranks_and_after_a_request_to_stop(
             time.sleep(0.05)
         return run
 
-    run = started([*RUN, *arguments], "0.2", lambda text: '["1"' in text)
+    run = started([*forking, "-n", "2", *kept, *arguments], "0.5", lambda text: '["1"' in text)
     run.send_signal(signal.SIGTERM)
     said = run.communicate(timeout=60)[1]
     assert run.returncode == 75, said
@@ -80,8 +77,8 @@ def test_a_run_goes_on_after_a_death_on_fewer_ranks_and_after_a_request_to_stop(
     assert str(tmp_path) not in running
 
     (tmp_path / "slots").write_text("1")
-    n_before, watching = len(log.read_text()), ["--slots", "slots", *RUN[RUN.index("--checkpoint") :], "train.py"]
-    run = started([*RUN[: RUN.index("-n")], *watching], "1", lambda text: len(text) > n_before)
+    n_before = len(log.read_text())
+    run = started([*forking, "--slots", "slots", *kept, "train.py"], "1", lambda text: len(text) > n_before)
     (tmp_path / "slots").write_text("2")
     said = run.communicate(timeout=100)[1]
     assert run.returncode == 0, said
@@ -101,7 +98,7 @@ def test_a_run_goes_on_after_a_death_on_fewer_ranks_and_after_a_request_to_stop(
     n_batches = kept_script.N_SAMPLES // kept_script.BATCH
     assert sorted(last) == [(epoch, batch) for epoch in range(kept_script.EPOCHS) for batch in range(n_batches)]
     np.testing.assert_allclose([last[at] for at in sorted(last)], expected, rtol=1e-9)
-    ends = run_command([*RUN, "train.py"], timeout=30, env=env, cwd=tmp_path)
+    ends = run_command([*forking, "-n", "2", *kept, "train.py"], timeout=100, env=env, cwd=tmp_path)
     assert (ends.returncode, ends.stdout) == (0, "") and "had finished; --fresh starts it" in ends.stderr
 
 
