@@ -9,6 +9,7 @@ import types
 from pathlib import Path
 
 import pytest
+from helpers.large import first
 from helpers.mpirun import child_environment, run_command, run_ranks
 
 from tensoropt.common.process.watchdog import CRITICAL, OVERLAPPABLE, LongWait, RankReport, Report, verdict
@@ -362,3 +363,25 @@ def test_two_ranks_and_a_read_of_a_trainer_on_one_alone_which_ends_with_a_senten
     said = [line for line in result.stderr.splitlines() if line.startswith("tensoropt:")]
     assert len(said) == 1 and "rank 0" in said[0], result.stderr
     assert "rank 1, which has ended" in said[0]
+
+
+@pytest.mark.parametrize("n_ranks", first(1, [3, 2, 4]))
+@pytest.mark.parametrize(
+    ("does", "code", "said"),
+    first(3, [
+        ("raise", 1, r"rank 1: ValueError: boom \(at late_rank.py:\d+\)"),
+        ("kill", 137, "mpirun ends all ranks: .* a rank was killed or has crashed"),
+        ("leave", 1, "rank 0 waits in a collective for rank 1, which has ended: rank 0 is in run at late_rank.py"),
+        ("exit", 3, "rank 1 ended with exit code 3 before the others"),
+        ("terminate", 143, "rank 1: ended by SIGTERM, from another process, while it was in the user's code at late"),
+    ]),
+)  # fmt: skip
+def test_a_rank_that_ends_is_named_alone(does: str, code: int, said: str, n_ranks: int) -> None:
+    """Others lose the connection to it within a collective, of which they say nothing."""
+    result = run_ranks(n_ranks, LATE, does, "0", n_ranks, timeout=30, env=BY_TENSORFLOW)
+    assert result.returncode == code, result.stderr
+    assert "done" not in result.stdout
+    own = [line for line in re.findall("tensoropt: (.*)", result.stderr) if not re.match("plan|time|memory|after", line)]
+    if does != "kill" or own:  # as far as mpirun leaves the others the time
+        assert len(own) == 1 and re.match(said, own[0]), result.stderr
+    assert result.stderr.count("Traceback") == (does == "raise")
