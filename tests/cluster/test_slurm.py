@@ -43,7 +43,7 @@ class Job(NamedTuple):
         return found
 
     def wait_for(self, state: str) -> dict[str, set[str]]:
-        until_s = time.monotonic() + 100
+        until_s = time.monotonic() + 200
         while (fields := self.fields())["JobState"] != {state}:
             assert time.monotonic() < until_s and fields["JobState"].isdisjoint({"FAILED"}), (fields, self.said)
             time.sleep(0.5)
@@ -82,7 +82,7 @@ def submit(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def late(submit):
-    """Jobs that come to their time limit, and to some time before it, while others run."""
+    """Jobs that come to their time limit, and to some time before it, while others run; one has compiled the search."""
     asks = submit(AGAIN, *TWO, "--requeue", "--time=3", "--signal=B:USR1@90", nap=12)
     return submit(f"exec {KEPT.replace('1x2', '1x1')}", "--ntasks=1", "--time=1", nap=8), asks
 
@@ -92,7 +92,7 @@ def expected(float64):
     return plain_result()
 
 
-def test_an_allocation_s_tasks_are_the_ranks_also_on_two_nodes(late, submit, expected):
+def test_an_allocation_s_tasks_are_the_ranks_also_on_two_nodes(submit, expected):
     job = submit(f"exec {RUN} train.py", *TWO)
     job.wait_for("COMPLETED")
     assert "plan: 2 devices" in job.said
@@ -100,7 +100,7 @@ def test_an_allocation_s_tasks_are_the_ranks_also_on_two_nodes(late, submit, exp
     assert has_result(job.folder, expected)
 
 
-def test_an_array_s_jobs_run_beside_each_other_on_one_node(submit, expected):
+def test_an_array_s_jobs_run_beside_each_other_on_one_node(late, submit, expected):
     job = submit(ALONE, "--ntasks=1", "--nodelist=n1", "--array=0-1")
     job.wait_for("COMPLETED")
     assert all(has_result(job.folder / number, expected) for number in "01")
