@@ -33,7 +33,7 @@ def test_a_model_trains_on_two_machines_as_on_one_and_goes_on_from_its_checkpoin
 
 
 def test_what_the_script_refuses():
-    done = run_command([str(SCRIPT), "1gbit"], timeout=20)
+    done = run_command([str(SCRIPT), "1gbit"], timeout=60)
     assert done.returncode == 2
     usage = "two_machines.sh [RATE] [-n RANKS] SCRIPT [ARGUMENT ...]"
     assert done.stderr == f"two_machines.sh: no script; say what to run: {usage}\n"

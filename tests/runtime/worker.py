@@ -122,7 +122,8 @@ def main() -> None:
         print("up", flush=True)
         if processes.rank == 0:
             processes.gather(None)
-        time.sleep(60)
+        for _ in range(600):  # a signal just before a sleep is seen after it
+            time.sleep(0.1)
     elif kind == "search":
         if processes.rank == 1:
             search()
