@@ -153,7 +153,7 @@ def test_from_a_keras_script_to_two_ranks_and_three() -> None:
     head = "import tensoropt\n" + "".join(script.splitlines(keepends=True)[:-3]) + head
     step = "trainer.fit(data, epochs=1, steps_per_epoch=1, verbose=2)\n"
     fails = head + 'if trainer.ranks.rank == 1:\n    raise ValueError("not today")\n' + step
-    limited = head.replace("batch_size=128,", 'batch_size=128, memory="3MB",') + step
+    limited = head.replace("batch_size=128,", 'batch_size=128, memory="3MB",')
     write(train=script, train_parallel=f"{head}trainer.fit{fit}", read=reads)
     write(resume=head + resumes, limited=limited, fails=fails)
     plain, ranks = said("train.py"), said("train_parallel.py", n_ranks=2)

@@ -16,7 +16,7 @@ import tensorflow as tf
 from helpers.large import first
 from helpers.strategies import random_router, random_strategy, slides
 from helpers.switches import floats
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from keras import layers
 from models.catalog import Entry
@@ -102,7 +102,6 @@ def written_out(
     return graph
 
 
-@settings(max_examples=40)
 @given(data=st.data())
 def test_one_operator_gives_what_the_three_give(data: st.DataObject) -> None:
     """Windows, gaps, paddings and crops for which there is one operator give the values of the three."""

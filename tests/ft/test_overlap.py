@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.ft import INFEASIBLE, LowerBound, Node, Overlap, Problem, at_true_times, search, search_overlapping
@@ -77,7 +77,6 @@ def true_times(problem: Problem, overlap: Overlap) -> dict[tuple[int, ...], tupl
     return found
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10**6))
 def test_the_frontier_has_true_times_and_a_bound_below_every_strategy(seed: int) -> None:
     problem = random_problem(seed)
@@ -97,7 +96,6 @@ def test_the_frontier_has_true_times_and_a_bound_below_every_strategy(seed: int)
             assert any(mem <= mem_bytes and time <= time_ns for mem, time in points)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, UNITS))
 def test_weighted_sums_are_what_they_are_said_to_be(seed: int, share: int) -> None:
     problem = random_problem(seed)

@@ -28,7 +28,7 @@ from tensoropt.runtime.step import function_emission as emission
 
 WORKER = Path(__file__).with_name("worker.py")
 N_EMULATED, N_RUNS, IN_A_RUN = 1700, 75, 4
-"""How many are drawn in all. By default 45 are emulated, three optimized, and three runs are on ranks."""
+"""How many are drawn in all. By default 45 are emulated, three optimized, six take more steps, and two runs are on ranks."""
 
 
 @pytest.mark.usefixtures("graphs_as_built")
@@ -43,14 +43,14 @@ def test_numbers_stay_with_tensorflows_graph_optimizer(seed: int) -> None:
     check(replace(drawn(seed), rematerialized=0.8, regathered=0.3))
 
 
-@pytest.mark.parametrize("seed", first(8, range(60)))
+@pytest.mark.parametrize("seed", first(6, range(60)))
 def test_several_training_steps_give_one_device_numbers(seed: int) -> None:
     check(drawn(seed, name="adversarial"))
 
 
-@pytest.mark.parametrize("run", first(3, range(N_RUNS)))
+@pytest.mark.parametrize("run", first(2, range(N_RUNS)))
 def test_ranks_give_one_device_numbers(run: int) -> None:
-    n_ranks = (3, 2, 4)[run % 3]
+    n_ranks = (4, 2, 3)[run % 3]
     seeds = [3 * (run * IN_A_RUN + number) for number in range(IN_A_RUN - 1)]  # of all kinds of models in a few runs
     result = run_ranks(n_ranks, "-m", "mpi4py", WORKER, *seeds, f"{run}:adversarial", timeout=280)
     assert result.returncode == 0, result.stdout + result.stderr

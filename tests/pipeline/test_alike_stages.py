@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.large import first
 
 from tensoropt import zoo
 from tensoropt.ft import Budget
@@ -61,7 +62,7 @@ def check_equal(found: StrategyProblem, own: StrategyProblem) -> None:
         assert np.array_equal(one.mem_bytes, other.mem_bytes) and np.array_equal(one.time_ns, other.time_ns)
 
 
-@pytest.mark.parametrize(("n", "n_devices"), [(N, 4), (1, 2)])
+@pytest.mark.parametrize(("n", "n_devices"), first(1, [(N, 4), (1, 2)]))
 def test_a_stage_like_another_has_the_points_and_plans_of_its_own_search(
     requests: list[Request], n: int, n_devices: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

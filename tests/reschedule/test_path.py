@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles.layouts import all_layouts, all_pairs, all_states
 from oracles.shards import gather, scatter
@@ -75,7 +75,6 @@ def rescheduling(draw: st.DrawFn) -> tuple[Layout, Layout, tuple[int, ...]]:
     return draw(st.sampled_from(layouts)), draw(st.sampled_from(layouts)), shape
 
 
-@settings(max_examples=60, deadline=None)
 @given(rescheduling(), st.integers(0, 9), st.sampled_from([1, 5, 10**6]))
 def test_larger_meshes(case: tuple[Layout, Layout, tuple[int, ...]], seed: int, limit: int) -> None:
     source, target, shape = case

@@ -39,7 +39,7 @@ BY_DEFAULT = {
     "single precision, and labels as a column", "steps of an epoch that go on into the next pass", "averages of weights",
     "a callback of the user's own", "TerminateOnNaN ends training", "ReduceLROnPlateau with a pause",
     "EarlyStopping restores from an epoch on", "CSVLogger appends", "ModelCheckpoint after some batches",
-    "data that ends, by name", "data that ends, decay", "data that ends, Lamb", "a metric of a rate that falls",
+    "data that ends, by name", "data that ends, Lamb", "a metric of a rate that falls",
     "a metric of a rate that is set", "by name, weighted", "shuffled arrays after a seed",
     "a PyDataset that changes after an epoch", "a PyDataset of lists", "steps of an epoch of arrays",
     "validation by some steps", "at most so many epochs and steps", "lines on the screen",

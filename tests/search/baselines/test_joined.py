@@ -89,7 +89,7 @@ def test_what_the_space_does_not_have_stays_out() -> None:
     assert note.startswith("tofu: ") and "below the frontier, since the space that was searched, compact, doesn't" in note
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", first(10, range(30)))
 def test_a_longest_ascending_subsequence(seed: int) -> None:
     """Against a dynamic program over all pairs."""
     values = np.random.default_rng(seed).integers(0, 12, seed % 15).tolist()
@@ -101,7 +101,7 @@ def test_a_longest_ascending_subsequence(seed: int) -> None:
     assert len(found) == max(lengths, default=0)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", first(20, range(60)))
 def test_points_of_least_peaks_are_in_one_order_and_unbeaten(seed: int) -> None:
     rng = np.random.default_rng(seed)
     peaks, mem, times = rng.integers(1, (4, 9, 30)[seed % 3], (3, 1 + seed % 11))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import zoo
+from helpers.large import first
 from helpers.searches import find_frontier
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,7 +84,7 @@ def chain(n_layers: int) -> zoo.Built:
     return zoo.Built(tf.reduce_mean(tf.square(value)), {x: (np.ones((64, 8), np.float32),) * zoo.N_BATCHES}, ())
 
 
-@pytest.mark.parametrize("n_layers", [20, 500])
+@pytest.mark.parametrize("n_layers", first(2, [20, 200, 500]))
 def test_what_is_offered_of_a_layer_does_not_depend_on_how_many_there_are(n_layers: int) -> None:
     hardware, model = named("v100-1x1"), zoo.record(lambda: chain(n_layers), "sgd").model
     mesh = hardware.mesh(1)
