@@ -35,7 +35,7 @@ from ..reschedule.mesh import Mesh, mesh_of
 from .frontier_file import FORMAT, VERSION, SavedPoint, check_rows, ints, numbered, text_of
 from .picture import draw_points, new_axes, save_picture
 from .plan import Plan
-from .points import AnyPoint, CostedPoints, FrontierPoint, Passes, thinned
+from .points import PointT, CostedPoints, FrontierPoint, Passes, thinned
 from .stage_plan import levels_json
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Frontier(CostedPoints, Generic[AnyPoint]):
+class Frontier(CostedPoints, Generic[PointT]):
     """Points with a plan for each, found or read from a file.
 
     Attributes:
@@ -65,7 +65,7 @@ class Frontier(CostedPoints, Generic[AnyPoint]):
         value: its JSON value, without the checksum, where it was read; None where it was found.
     """
 
-    points_of: tuple[AnyPoint, ...]
+    points_of: tuple[PointT, ...]
     mesh: Mesh
     hardware_name: str
     told: str
@@ -368,7 +368,7 @@ class Frontier(CostedPoints, Generic[AnyPoint]):
             # All but the plans of parts is read, which raises whatever error damage leads to.
             _ = frontier.found, frontier.peaks, [frontier.passes(point) for point in range(len(frontier))]
             check_rows(frontier.points_of[0].rows)
-            _ = frontier.plan(0) if "rows" in value else None
+            _ = frontier.plan(0)
             return frontier
 
     def _repr_html_(self) -> str:

@@ -94,7 +94,7 @@ class Point(Protocol):
         """Return the plan, which records an option and assumptions, on no frontier yet."""
 
 
-AnyPoint = TypeVar("AnyPoint", bound=Point)
+PointT = TypeVar("PointT", bound=Point)
 
 
 def thinned(n_points: int, required: set[int], most: int = 2 * MAX_ROWS, n_spread: int = MAX_ROWS) -> list[int]:

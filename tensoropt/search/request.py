@@ -89,7 +89,7 @@ class Request:
     @property
     def asks_for_stages(self) -> bool:
         """Whether a user asks for plans with stages, by numbers of stages or by placing operators on devices."""
-        return bool(self.placed) or max(self.stages or (1,)) > 1
+        return bool(self.placed) or any(count > 1 for count in self.stages or ())
 
     @property
     def may_use_micro_batches(self) -> bool:

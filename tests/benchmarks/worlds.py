@@ -13,17 +13,23 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-CLASSES = r"(Staged\w+|Plan|StagePlan|\w*Frontier|\w*Engine|PlanRows|StageRows|FrontierRows|\w*Execution)"
+CLASSES = r"(Staged\w+|Plan|StagePlan|\w*Frontier|\w*Engine|PlanRows|StageRows|FrontierRows|UnstagedPoint|\w*Execution)"
 KINDS = {
     "isinstance": rf"isinstance\([^,]+, \(?[^)]*\b{CLASSES}\b",
-    "key": r"\"(stages|plan|interleaved)\" (not )?in\b",
-    "union": r"\bPlan \| Staged|Frontier \| Saved|PlanRows \| (Stage|Frontier)Rows|\bAnyPlan\b",
+    "key": r"\"(stages|plan|interleaved|rows)\" (not )?in\b",
+    "union": r"\bPlan \| Staged|Frontier \| Saved|PlanRows \| (Stage|Frontier)Rows|\bAny(Plan|Point)\b|Points? \| Staged",
     "flag": (
-        r"\b(_?has_stages|is_staged|asks_for_stages|unstaged)\b|\b(ends|interleaving) is (not )?None"
+        r"\b(_?has_stages|is_staged|asks_for_stages|stages_must_pay|unstaged)\b|\b(ends|interleaving) is (not )?None"
         r"|len\([\w.]*stages\) ([=!]=|[<>]=?) 1\b|(n_stages|stages\.n) ([=!]=|[<>]=?) 1\b"
         r"|max\((\w+\.)?(stages|counts)[^)]*\)+ [=>]"
     ),
-    "call": r"(?<!def )\b(fastest|parts)_without_stages\(",
+    "call": (
+        r"(?<!def )\b(load_any\w*|any_(text|json)|find_any_answer|find_answer_with_stages|execute_staged\w*|peak_staged_beside"
+        r"|\w*staged_frontier_report|stages_report|stages_text|_stages_text|stages_explanation|stages_html|refuse_stages"
+        r"|read_explained|frontier_of_plan|report_of_file|save_with_stages|rows_of_points|unstaged_frontier"
+        r"|(fastest|parts)_without_stages|staged_curve_point|frontier_in_stages|_staged_(row|json)|_placed_plan"
+        r"|find_with_stages|find_staged)\("
+    ),
 }
 
 REASONS = {
@@ -35,6 +41,7 @@ REASONS = {
     "a model that isn't cut has no cut to open or to time": r"by_bound",
     "a file's schedule and timeline go with its stages": r"plan/plan\.py|self\.stages\) > 1",
     "texts: one stage needs no table of stages": r"stages\b",
+    "a frontier's file has parts that points share, or the plan of each": r"rows",
     "a baseline's plan is stored where its differences are shown": r"page_data",
 }
 """By reason, what is in the lines that have it, or in their files' names; the first that fits counts."""
