@@ -35,7 +35,7 @@ from ..reschedule.mesh import Mesh, mesh_of
 from .frontier_file import FORMAT, VERSION, SavedPoint, check_rows, ints, numbered, text_of
 from .picture import draw_points, new_axes, save_picture
 from .plan import Plan
-from .points import PointT, CostedPoints, FrontierPoint, Passes, thinned
+from .points import CostedPoints, FrontierPoint, Passes, PointT, thinned
 from .stage_plan import levels_json
 
 if TYPE_CHECKING:
@@ -368,7 +368,6 @@ class Frontier(CostedPoints, Generic[PointT]):
             # All but the plans of parts is read, which raises whatever error damage leads to.
             _ = frontier.found, frontier.peaks, [frontier.passes(point) for point in range(len(frontier))]
             check_rows(frontier.points_of[0].rows)
-            _ = frontier.plan(0)
             return frontier
 
     def _repr_html_(self) -> str:

@@ -24,8 +24,8 @@ KINDS = {
         r"|max\((\w+\.)?(stages|counts)[^)]*\)+ [=>]"
     ),
     "call": (
-        r"(?<!def )\b(load_any\w*|any_(text|json)|find_any_answer|find_answer_with_stages|execute_staged\w*|peak_staged_beside"
-        r"|\w*staged_frontier_report|stages_report|stages_text|_stages_text|stages_explanation|stages_html|refuse_stages"
+        r"(?<!def )\b(load_any\w*|any_(text|json)|find_any_answer|find_answer_with_stages|execute_staged\w*"
+        r"|peak_staged_beside|\w*staged_frontier_report|stages_report|stages_text|_stages_text|stages_explanation|stages_html|refuse_stages"
         r"|read_explained|frontier_of_plan|report_of_file|save_with_stages|rows_of_points|unstaged_frontier"
         r"|(fastest|parts)_without_stages|staged_curve_point|frontier_in_stages|_staged_(row|json)|_placed_plan"
         r"|find_with_stages|find_staged)\("
