@@ -111,6 +111,22 @@ def test_real_ranks_fit_as_keras_does(tmp_path: Path, everything: bool) -> None:
         assert_close(np.asarray(told["predicted"]), plain.predict(x[:8], verbose=0), 1e-9, "predictions")
 
 
+def test_a_scaled_loss_of_stages_with_other_types() -> None:
+    def layers() -> keras.Model:
+        keras.utils.set_random_seed(3)
+        x = keras.Input((6,))
+        hidden = keras.layers.Dense(64, activation="tanh")(x)
+        return keras.Model(x, keras.layers.Dense(WORDS, dtype="float64")(hidden))
+
+    x, (_, y), plain, sgd = np.eye(BATCH, 6, dtype=np.float32), data(BATCH), layers(), keras.optimizers.SGD
+    plain.compile(**compiled(scaling(sgd(0.1))))
+    trainer = parallelized(2, 2, scaling(sgd(0.1)), layers)
+    for model in (plain, trainer):
+        model.fit(x, y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0)
+    for found, expected in zip(trainer.get_weights(), plain.get_weights(), strict=True):
+        assert_close(found, expected, 1e-6, "a weight")
+
+
 @pytest.mark.usefixtures("float64")
 def test_class_weights_several_stages_and_clipping_by_each_norm(everything: bool) -> None:
     """A scaled loss; all forward passes first; a batch of one sample, which isn't divided; the rate is set.

@@ -260,9 +260,15 @@ class FunctionEmission:
             self._pending[step, stage] = update
 
     def _add_up(self) -> None:
-        """Emit the updates that need sums over the parameters of all stages, which are added up in the stages' order."""
-        stages = range(self._engine.stages.n)
-        updates = [(*key, update, update.sums) for key, update in self._pending.items() if update.sums is not None]
+        """Emit the updates that need sums over the parameters of all stages, which are added up in the stages' order.
+
+        They are added up in the widest type of these parameters.
+        """
+        graph, stages, updates = self._engine.graph, range(self._engine.stages.n), []
+        for (step, stage), update in self._pending.items():
+            types = {graph.operators[name].result.dtype for name in graph.train_steps[step].variables}
+            widest = tf.float64 if "float64" in types else tf.float32
+            updates.append((step, stage, update, [tf.cast(part, widest) for part in update.sums or ()]))
         for step, source, _, sums in updates:
             for target in stages:
                 if target != source:
@@ -276,7 +282,8 @@ class FunctionEmission:
                 else self._transfers.receive(self._message_of_sums(step, source, target, sums[0]), resharder)
                 for source in stages
             ]
-            update.apply([reduce(tf.add, parts) for parts in zip(*stage_sums, strict=True)])
+            totals = [reduce(tf.add, parts) for parts in zip(*stage_sums, strict=True)]
+            update.apply([tf.cast(total, own.dtype) for total, own in zip(totals, update.sums or (), strict=True)])
 
     def _message_of_sums(self, step: str, source: int, target: int, sums: tf.Tensor) -> Message:
         """Return the message by which a stage tells another its part of a step's sums over the parameters of all stages."""
