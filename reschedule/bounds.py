@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 from .layout import Shape
 from .summing import Array
@@ -21,6 +22,12 @@ def intersection(first: Bounds, second: Bounds) -> Bounds:
 def relative(bounds: Bounds, frame: Bounds) -> Slices:
     """Return the slices that select a box from an array that holds the box ``frame``."""
     return tuple(slice(start - origin, end - origin) for (start, end), (origin, _) in zip(bounds, frame, strict=True))
+
+
+def viewed(array: Array, bounds: Bounds, frame: Bounds) -> Array:
+    """Return a view of a box of an array that holds the box ``frame``."""
+    index: tuple[Any, ...] = (*relative(bounds, frame), ...)
+    return array[index]
 
 
 def packed(parts: Sequence[Array], buffer: Array) -> list[Array]:

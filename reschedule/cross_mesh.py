@@ -16,7 +16,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from .bounds import Bounds, extents, intersection, relative
+from .bounds import Bounds, extents, intersection, viewed
 from .layout import Layout, Shape
 from .path import ReschedulingError
 from .summing import Array
@@ -76,24 +76,23 @@ class CrossMesh:
         """Return the parts that a rank of the target's mesh receives."""
         return tuple(part for part in self.parts if part.receiver == rank)
 
-    def pack(self, part: TransferPart, shard: Array) -> Array:
-        """Return a part of the sender's shard, in memory of its own."""
-        return np.array(shard[relative(part.bounds, self.source.bounds(self.shape, part.sender))], order="C")
+    def part_of(self, part: TransferPart, shard: Array) -> Array:
+        """Return a view of the sender's shard: a part of it."""
+        return viewed(shard, part.bounds, self.source.bounds(self.shape, part.sender))
 
-    def unpack(self, rank: int, received: Sequence[Array]) -> Array:
-        """Return the shard of a rank of the target's mesh from its parts, in the order of :meth:`received_by`."""
-        own, parts = self.target.bounds(self.shape, rank), self.received_by(rank)
-        shard = np.empty(extents(own), received[0].dtype)
-        for part, array in zip(parts, received, strict=True):
-            shard[relative(part.bounds, own)] = array.reshape(extents(part.bounds))
-        return shard
+    def places(self, rank: int, shard: Array) -> list[Array]:
+        """Return views of the shard of a rank of the target's mesh: its parts, in the order of :meth:`received_by`."""
+        own = self.target.bounds(self.shape, rank)
+        return [viewed(shard, part.bounds, own) for part in self.received_by(rank)]
 
     def simulate(self, shards: Sequence[Array]) -> list[Array]:
         """Return the shards of all ranks of the target's mesh from those of all ranks of the source's."""
-        return [
-            self.unpack(rank, [self.pack(part, shards[part.sender]) for part in self.received_by(rank)])
-            for rank in range(self.target.mesh.n_devices)
-        ]
+        results = []
+        for rank in range(self.target.mesh.n_devices):
+            results.append(np.empty(extents(self.target.bounds(self.shape, rank)), shards[0].dtype))
+            for part, place in zip(self.received_by(rank), self.places(rank, results[-1]), strict=True):
+                place[...] = self.part_of(part, shards[part.sender])
+        return results
 
 
 @lru_cache(maxsize=1024)

@@ -8,14 +8,17 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from ...common.process.watchdog import ChainState
 from ...reschedule.communicator import Communicator
+from ...reschedule.layout import Shape
 from ...reschedule.merging import with_all_reduces_of_pairs
 from ...reschedule.mesh import Mesh
 from ...reschedule.path import Path
 from ...reschedule.rank_steps import RankPath
 from ...reschedule.simulate import simulate, simulate_all_reduce
+from ...reschedule.summing import Array
 from .path_callbacks import Callbacks, Runner
 
 
@@ -25,6 +28,10 @@ class _Unwatched:
     def watched(self, log: Sequence[object]) -> AbstractContextManager[None]:
         """Return a context that does nothing."""
         return nullcontext()
+
+    def empty(self, shape: Shape, dtype: npt.DTypeLike) -> Array:
+        """Return an uninitialised array."""
+        return np.empty(shape, dtype)
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,10 @@ class CommunicatingBackend(_Unwatched):
     def emitter(self) -> Callbacks:
         """Return a new emitter for one graph."""
         return Callbacks(self, self.overlappable)
+
+    def empty(self, shape: Shape, dtype: npt.DTypeLike) -> Array:
+        """Return an uninitialised array that TensorFlow takes over without a copy."""
+        return self.communicator.empty(shape, dtype)
 
     def runner(self, path: Path, text: str, reduction: str = "sum") -> Runner:
         """Return a function that runs a path, from this rank's shard before it to the shard after it."""

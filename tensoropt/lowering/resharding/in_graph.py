@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from ...common.process.watchdog import ChainState
@@ -24,6 +25,7 @@ from ...reschedule.mesh import Mesh
 from ...reschedule.path import Path
 from ...reschedule.rank_steps import rank_step
 from ...reschedule.steps import Step
+from ...reschedule.summing import Array
 from ..localise import local_shape, opaque
 from ..operators import Values
 from .local_steps import LocalSteps, shape_after
@@ -89,6 +91,10 @@ class GraphBackend:
     def emitter(self) -> InGraph:
         """Return a new emitter for one graph."""
         return InGraph(self.collectives, self.rank)
+
+    def empty(self, shape: Shape, dtype: npt.DTypeLike) -> Array:
+        """Return an uninitialised array."""
+        return np.empty(shape, dtype)
 
     @contextmanager
     def watched(self, log: Sequence[Collective]) -> Iterator[None]:

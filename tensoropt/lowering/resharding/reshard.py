@@ -11,11 +11,13 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy.typing as npt
 import tensorflow as tf
 
 from ...reschedule.layout import Shape, axes_text
 from ...reschedule.mesh import Mesh
 from ...reschedule.path import Path
+from ...reschedule.summing import Array
 from ...sharding.resharding import Resharding, ReshardingPaths
 from ..operators import Values
 from .local_steps import LocalSteps
@@ -67,6 +69,9 @@ class Backend(Protocol):
 
     def emitter(self) -> PathEmitter:
         """Return a new emitter for one graph."""
+
+    def empty(self, shape: Shape, dtype: npt.DTypeLike) -> Array:
+        """Return an uninitialised array for a message between stages."""
 
     def watched(self, log: Sequence[Collective]) -> AbstractContextManager[None]:
         """Return a context to be entered while a function with these collectives runs."""

@@ -89,10 +89,14 @@ class FunctionEmission:
         number = (self._number[crossing] * self._n_numbers + micro_batch + 1) * n_kinds + kind
         return Message(crossing.tensor, number, way, tensor.dtype, is_gradient, micro_batch)
 
-    def _send(self, crossing: Crossing, values: Values, micro_batch: int = -1, step: str = "") -> None:
-        """Emit the sending of a tensor, or of its gradient in a step, which is in the layout of its message."""
+    def _send(self, crossing: Crossing, values: Values, micro_batch: int = -1, step: str = "") -> Values:
+        """Emit the sending of a tensor, or of its gradient in a step, which is in the layout of its message.
+
+        Returns:
+            Values that are there when it is sent.
+        """
         stage = crossing.target if step else crossing.source
-        self._transfers.send(self._message(crossing, micro_batch, step), values, self._resharders[stage])
+        return self._transfers.send(self._message(crossing, micro_batch, step), values, self._resharders[stage])
 
     def _receive(
         self, crossing: Crossing, micro_batch: int = -1, step: str = "", after: Sequence[tf.Tensor] = ()
@@ -115,11 +119,11 @@ class FunctionEmission:
         """Return the names of the operators that a stage runs before it waits."""
         return self._parts[stage].needed & self._engine.stages.early[stage]
 
-    def _send_from(self, stage: int, name: str, values: Values, micro_batch: int, step: str) -> None:
+    def _send_from(self, stage: int, name: str, values: Values, micro_batch: int, step: str) -> Values:
         """Emit the sending of a tensor to all stages that use it, or of its gradient to the one that computes it."""
-        for crossing in self._crossings:
-            if crossing.tensor == name and stage == (crossing.target if step else crossing.source):
-                self._send(crossing, values, micro_batch, step)
+        crossings = (each for each in self._crossings if each.tensor == name)
+        own = (each for each in crossings if stage == (each.target if step else each.source))
+        return [sent for crossing in own for sent in self._send(crossing, values, micro_batch, step)]
 
     def _gradient(self, stage: int, name: str, micro_batch: int, step: str) -> Values | None:
         """Emit the reception of a tensor's gradients from all stages that use it, and of those by what was sent ahead."""

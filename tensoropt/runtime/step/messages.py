@@ -33,6 +33,7 @@ PACKET_BYTES = 1 << 19
 """The largest packet: half of what is sent at once to other machines (:func:`..mpi_start.send_at_once`)."""
 FIRST_TAG = 16
 """Below are the tags of collectives' messages, which are of communicators of their own; the distance costs nothing."""
+_SENT = np.zeros((), np.int32)
 
 
 @dataclass
@@ -60,8 +61,8 @@ class MpiTransfers:
     waiting: ChainState
     sending: Sending
 
-    def send(self, message: Message, values: Values, resharder: Resharder) -> None:
-        """Emit the sending of this rank's parts."""
+    def send(self, message: Message, values: Values, resharder: Resharder) -> Values:
+        """Emit the sending of this rank's parts; return a number that is there when they are on their way."""
         (value,), way, tag = values, message.way, FIRST_TAG + message.number
         (rank,) = resharder.backend.ranks
         parts = way.sent_by(rank)
@@ -69,23 +70,27 @@ class MpiTransfers:
         def run(shard: Array) -> list[Array]:
             self.sending.clear()
             for part in parts:
-                packed = way.pack(part, shard)
+                packed = resharder.backend.empty(extents(part.bounds), shard.dtype)
+                packed[...] = way.part_of(part, shard)
                 for packet in packets(packed):
                     request = self.comm.Isend(packet, way.target_devices[part.receiver], tag)
                     self.sending.parts.append((request, packed))
-            return []
+            return [_SENT]
 
         # Also where this rank sends nothing, since another one of its stage does: all have the same graph.
-        resharder.emitter.call(run, [value], [])
+        return resharder.emitter.call(run, [value], [tf.int32])
 
     def receive(self, message: Message, resharder: Resharder, after: Sequence[tf.Tensor] = ()) -> Values:
         """Emit the reception of this rank's parts, behind some values; return its shard."""
         way, tag, dtype = message.way, FIRST_TAG + message.number, tf.as_dtype(message.dtype)
         (rank,) = resharder.backend.ranks
-        parts = way.received_by(rank)
+        parts, shape = way.received_by(rank), extents(way.target.bounds(way.shape, rank))
+        empty = resharder.backend.empty
 
         def run(*computed: Array) -> list[Array]:
-            arrays = [np.empty(extents(part.bounds), dtype.as_numpy_dtype) for part in parts]
+            shard = empty(shape, dtype.as_numpy_dtype)
+            places = way.places(rank, shard)
+            arrays = [place if place.flags.c_contiguous else empty(place.shape, place.dtype) for place in places]
             with self.waiting.within(f"the reception of {message}"):
                 requests = [
                     self.comm.Irecv(packet, way.source_devices[part.sender], tag)
@@ -93,7 +98,10 @@ class MpiTransfers:
                     for packet in packets(array)
                 ]
                 wait(requests, self.sending.clear)
-            return [way.unpack(rank, arrays)]
+            for place, array in zip(places, arrays, strict=True):
+                if array is not place:
+                    place[...] = array
+            return [shard]
 
         (shard,) = resharder.emitter.call(run, after, [dtype])
         shard.set_shape(uniform_shape(way.target, way.shape))

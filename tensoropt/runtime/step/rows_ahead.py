@@ -73,7 +73,7 @@ class SentAhead:
         exchange = Exchange(self._send_whole, self._gradient)
         self._step = StepEmission(program, views.whole, resharder, {**variables, **sources}, state, PassChain(1), exchange)
 
-    def send(self, send: Callable[..., None], receive: Callable[[Crossing, int, str], Values]) -> None:
+    def send(self, send: Callable[..., Values], receive: Callable[[Crossing, int, str], Values]) -> None:
         """Emit all that is sent: of rows those of the first micro-batch first.
 
         Args:
@@ -100,10 +100,9 @@ class SentAhead:
         self._step.backward(0)
         return self._step.gradients()
 
-    def _send_whole(self, name: str, values: Values, micro_batch: int = -1, step: str = "") -> None:
-        for crossing in self._crossings:
-            if crossing.tensor == name:
-                self._send(crossing, values)
+    def _send_whole(self, name: str, values: Values, micro_batch: int = -1, step: str = "") -> Values:
+        own = (crossing for crossing in self._crossings if crossing.tensor == name)
+        return [sent for crossing in own for sent in self._send(crossing, values)]
 
     def _gradient(self, name: str, micro_batch: int, step: str) -> Values:
         """Emit the reception of a tensor's gradient, of all micro-batches."""

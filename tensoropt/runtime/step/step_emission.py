@@ -42,13 +42,14 @@ class Exchange:
     """What a stage exchanges with others.
 
     Attributes:
-        send: emits the sending of a tensor's values, given its name, the micro-batch and, of its gradients, the step.
+        send: emits the sending of a tensor's values, given its name, the micro-batch and, of its gradients, the step, and
+            returns values that are there when they are sent.
         gradient: emits the reception of a tensor's gradients, given its name, the micro-batch and the training step; returns
             them.
         update: emits a training step's update, when it has the sums that it needs of others.
     """
 
-    send: Callable[[str, Values, int, str], None]
+    send: Callable[[str, Values, int, str], Values]
     gradient: Callable[[str, int, str], Values | None]
     update: Callable[[str, PendingUpdate], None] = lambda step, update: None
 
@@ -79,8 +80,9 @@ class StepEmission(TaskEmission):
         self._program, self._state, self._pending_steps = program, state, list(program.train_steps)
         self._passes, self._chain, self._exchange = program.passes, chain, exchange
         self.flow.losses.update((name, loss) for name, loss in program.losses.items() if loss is not None)
-        # What was sent back in the last pass.
+        # What was sent in the last pass, and values that are there when it has been.
         self._sent: list[tf.Tensor] = []
+        self._left: list[tf.Tensor] = []
         self._updates: dict[str, dict[str, Task]] = {name: {} for name in program.train_steps}
         self._n_updates = Counter(task.step for task in program.tasks if task.work == UPDATE)
         self._records: dict[int, BackwardRecord] = {}
@@ -100,7 +102,7 @@ class StepEmission(TaskEmission):
         """Emit the forward pass of a micro-batch, behind all passes that were emitted before."""
         start = _n_operators()
         self._run_pass(index, 0)
-        self._chain.add_forward(self, index, start, [*self._made(index), *self._sent])
+        self._chain.add_forward(self, index, start, [*self._made(index), *self._sent, *self._left])
 
     def backward(self, index: int, is_deferring: bool = False) -> None:
         """Emit the backward pass of a micro-batch, with what it defers unless that is a pass of its own."""
@@ -121,7 +123,8 @@ class StepEmission(TaskEmission):
         """Add a backward pass that has been emitted to those of the rank."""
         sums = (value for values in self._sums.values() for value in values)
         emitted = BackwardOperators(start, n_forward, self._records[index], [tensor.op for tensor in self._sent])
-        self._chain.add_backward(emitted, is_last, [*self._made(index), *sums, *self._sent])
+        # The call that sends also frees what has died of Python's.
+        self._chain.add_backward(emitted, is_last, [*self._made(index), *sums, *self._sent, *self._left])
 
     def finish(self) -> list[Values]:
         """Emit what comes after all passes, and the updates; return the values of the tensors that the function returns."""
@@ -170,7 +173,7 @@ class StepEmission(TaskEmission):
     def _send(self, task: Task) -> None:
         """Emit the sending of a tensor to a later stage, or of its gradient to an earlier one."""
         values, is_gradient = self.value(task.reads[0]), task.direction == BACKWARD
-        self._exchange.send(task.site.name, values, task.micro_batch, task.step)
+        self._left += self._exchange.send(task.site.name, values, task.micro_batch, task.step)
         self._sent += values if is_gradient else self.at(Site(RESULT, task.site.name), task.micro_batch)
 
     def _emit(self, task: Task) -> None:
@@ -186,7 +189,7 @@ class StepEmission(TaskEmission):
         """Emit a micro-batch's forward pass (0), its backward pass (1), or what that defers (2)."""
         begin, end = self._passes[3 * index + number : 3 * index + number + 2]
         self.record = self._records.setdefault(index, BackwardRecord())
-        self._sent = []
+        self._sent, self._left = [], []
         is_scoped = bool(self.micro_batches) and number == 0
         with self._chain.behind(), tf.name_scope(f"{SCOPE}_{index}") if is_scoped else nullcontext():
             for is_once, tasks in groupby(self._program.tasks[begin:end], self._is_once):

@@ -40,8 +40,12 @@ class Message:
 class Transfers(Protocol):
     """A carrier of messages between the stages that are emitted into one function."""
 
-    def send(self, message: Message, values: Values, resharder: Resharder) -> None:
-        """Emit the sending of the local values of the source's ranks; ``resharder`` is that of their stage."""
+    def send(self, message: Message, values: Values, resharder: Resharder) -> Values:
+        """Emit the sending of the local values of the source's ranks; return values that are there when they are sent.
+
+        Args:
+            resharder: that of their stage.
+        """
 
     def receive(self, message: Message, resharder: Resharder, after: Sequence[tf.Tensor] = ()) -> Values:
         """Emit the reception of a message; return the local values of the target's ranks.
@@ -57,7 +61,7 @@ class EmulatedTransfers:
 
     _sent: dict[int, Values] = field(default_factory=dict)
 
-    def send(self, message: Message, values: Values, resharder: Resharder) -> None:
+    def send(self, message: Message, values: Values, resharder: Resharder) -> Values:
         """Emit the way of the shards of all ranks to those of the target's."""
         way = message.way
         n_ranks = way.target.mesh.n_devices
@@ -65,6 +69,7 @@ class EmulatedTransfers:
         for shard in shards:
             shard.set_shape(uniform_shape(way.target, way.shape))
         self._sent[message.number] = list(shards)
+        return []
 
     def receive(self, message: Message, resharder: Resharder, after: Sequence[tf.Tensor] = ()) -> Values:
         """Return the shards that were sent."""
