@@ -25,6 +25,11 @@ def test_peaks_of_random_strategies_of_a_recurrent_network_are_predicted(everyth
     assert min(off) > -0.005 and max(off) < 0.04 and sum(off) / len(off) < 0.02, off
 
 
+def test_peaks_of_stages_are_predicted_with_the_messages_that_wait(everything: bool) -> None:
+    off, _ = errors("interleaved", "deep_rnn", 4 if everything else 1)
+    assert min(off) > -0.02 and max(off) < 0.05, off
+
+
 @pytest.mark.parametrize("model", first(1, ["vgg16", "transformer", "wide_resnet"]))
 def test_peaks_of_plans_with_regathering_and_rematerialization_are_predicted(model: str, everything: bool) -> None:
     off, is_rematerialized = errors("frontier", model, 4 if everything else 2)

@@ -39,18 +39,20 @@ class Messages:
         sent: what it sends of a micro-batch.
         received: for each stage that sends to it the bytes of a micro-batch, and how many that stage has in flight at most.
         beside: of the gradients of what it sends those that wait while the backward pass of one training step runs.
+        near: of what it sends that which goes no farther than to the next stage on the same device.
     """
 
     sent: Any = 0
     received: tuple[tuple[Any, int], ...] = ()
     beside: Any = 0
+    near: Any = 0
 
     def take(self, points: Any) -> Messages:
         """Return the messages under some of the strategies."""
         received = tuple((n_bytes[points], most) for n_bytes, most in self.received)
-        return Messages(self.sent[points], received, self.beside[points])
+        return Messages(self.sent[points], received, self.beside[points], self.near[points])
 
-    def waiting_bytes(self, in_flight: Any, others: Any) -> Any:
+    def waiting_bytes(self, in_flight: Any, others: Any, later: Any = 0) -> Any:
         """Return the most bytes of messages that may wait, on both ends, beside what a pass has of its own.
 
         What is in flight in a stage that sends, and not here, waits to be taken, or its gradient does. Of those in flight
@@ -59,8 +61,10 @@ class Messages:
         Args:
             in_flight: the micro-batches in flight: a number, or int64[N, 1].
             others: those of them that the pass isn't of.
+            later: how many the device's next stage has in flight. They have passed those between, and their gradients are
+                still to come.
         """
-        own = others * self.sent + (in_flight - others) * self.beside
+        own = others * self.sent - np.minimum(others, later) * self.near + (in_flight - others) * self.beside
         return own + sum(np.maximum(0, most - in_flight) * n_bytes for n_bytes, most in self.received)
 
 
@@ -122,6 +126,8 @@ def peak_together(
     if not all(len(memory.rises) for memory, _ in of_stages.values()):
         return np.sum([memory.outside for memory, _ in of_stages.values()], axis=0)
     of_passes, index, work = np.array(_with_parameters(order)).T
+    ran_of = {stage: (of_passes == stage) * (work == np.array([[0], [1]])) for stage in of_stages}
+    in_flight_of = {stage: ran[0].cumsum() - (ran[1].cumsum() - ran[1]) for stage, ran in ran_of.items()}
     tables, states, ends = [], [], dict[int, np.ndarray]()
     for stage, (memory, messages) in of_stages.items():
         runs, last = of_passes == stage, len(memory.rises) - 1
@@ -129,14 +135,16 @@ def peak_together(
         ran = runs[:, None] & ((3 * replayed + work)[:, None] == np.arange(3 * last + 3))
         before, changes = ran.cumsum(axis=0) - ran, memory.changes.reshape(len(ran.T), -1)
         ends[stage] = memory.begins + ran.sum(axis=0) @ changes
-        in_flight = (before + ran)[:, ::3].sum(axis=1) - before[:, 1::3].sum(axis=1)
+        in_flight = in_flight_of[stage]
+        later = next((in_flight_of[each] for each in sorted(of_stages) if each > stage), np.zeros_like(in_flight))
         # Once through, a micro-batch that leaves nothing doesn't count, so few passes differ. Floats are exact below 2^53.
         before -= np.repeat(before[:, 2::3] * ~memory.changes.sum(axis=1).any(axis=1), 3, axis=1)
-        rows, known = np.column_stack([in_flight, in_flight - (runs & (work < 2)), before, ran]), dict[bytes, int]()
+        flying = in_flight, in_flight - (runs & (work < 2)), later
+        rows, known = np.column_stack([*flying, before, ran]), dict[bytes, int]()
         states.append([known.setdefault(row.tobytes(), len(known)) for row in rows])
         found = np.frombuffer(b"".join(known), rows.dtype).reshape(len(known), -1)
-        alive = (found[:, 2:] @ np.vstack([changes, memory.rises.reshape(changes.shape)], dtype=float)).astype(np.int64)
-        tables.append(memory.begins + alive + messages.waiting_bytes(found[:, :1], found[:, 1:2]))
+        alive = (found[:, 3:] @ np.vstack([changes, memory.rises.reshape(changes.shape)], dtype=float)).astype(np.int64)
+        tables.append(memory.begins + alive + messages.waiting_bytes(*np.split(found[:, :3], 3, axis=1)))
     outside = [np.zeros_like(sum(ends.values()))]  # beyond what is alive, of stages whose passes have all run
     last_of = {stage: number for number, stage in enumerate(of_passes.tolist())}
     for stage in sorted(last_of, key=last_of.__getitem__):

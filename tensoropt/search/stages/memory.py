@@ -34,7 +34,7 @@ class StageCosts:
         time_ns: of all micro-batches, int64[P].
         received_bytes: by stage what it sends of each micro-batch, int64[P].
         ahead_bytes: the rows of each micro-batch that are sent to it ahead of all passes, int64[P].
-        sent_bytes: what it sends of each micro-batch, or is sent back, int64[P].
+        sent_bytes: by stage what it sends to it of each micro-batch, or is sent back, int64[P].
         beside_bytes: of what it is sent back all but one training step's, int64[P].
     """
 
@@ -43,7 +43,7 @@ class StageCosts:
     time_ns: np.ndarray
     received_bytes: Mapping[int, np.ndarray]
     ahead_bytes: np.ndarray
-    sent_bytes: np.ndarray
+    sent_bytes: Mapping[int, np.ndarray]
     beside_bytes: np.ndarray
     _passes: dict[bool, PassMemory] = field(default_factory=dict)
 
@@ -72,7 +72,10 @@ class StageCosts:
             frontier.costs.time_ns[numbers],
             source_bytes,
             _crossing_bytes(frontier, numbers, [crossing for crossing in incoming if crossing.is_ahead]),
-            _crossing_bytes(frontier, numbers, outgoing),
+            {
+                target: _crossing_bytes(frontier, numbers, [crossing for crossing in outgoing if crossing.target == target])
+                for target in sorted({crossing.target for crossing in outgoing})
+            },
             _crossing_bytes(frontier, numbers, outgoing, is_beside=True),
         )
 
@@ -90,7 +93,14 @@ class StageCosts:
     def messages(self, order: StepOrder) -> Messages:
         """Return the messages of the stage; all rows that are looked up ahead for it are sent when the step begins."""
         incoming = [(n_bytes, order.in_flight[source]) for source, n_bytes in self.received_bytes.items()]
-        return Messages(self.sent_bytes, (*incoming, (self.ahead_bytes, order.n_micro_batches)), self.beside_bytes)
+        incoming.append((self.ahead_bytes, order.n_micro_batches))
+        own, submeshes = _stage_of(self.frontier).index, order.submeshes
+        following = next((stage for stage in range(own + 1, len(submeshes)) if submeshes[stage] == submeshes[own]), 0)
+        sent, near = (
+            sum((each for target, each in self.sent_bytes.items() if target <= last), np.zeros_like(self.ahead_bytes))
+            for last in (len(submeshes), following)
+        )
+        return Messages(sent, tuple(incoming), self.beside_bytes, near)
 
     def bytes_of(self, stage: int, order: StepOrder) -> np.ndarray:
         """Return the peak of the stage by itself under each point, int64[P]."""
