@@ -27,7 +27,8 @@ def relative(bounds: Bounds, frame: Bounds) -> Slices:
 def viewed(array: Array, bounds: Bounds, frame: Bounds) -> Array:
     """Return a view of a box of an array that holds the box ``frame``."""
     index: tuple[Any, ...] = (*relative(bounds, frame), ...)
-    return array[index]
+    view: Array = array[index]
+    return view
 
 
 def packed(parts: Sequence[Array], buffer: Array) -> list[Array]:
