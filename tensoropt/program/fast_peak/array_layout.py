@@ -24,7 +24,7 @@ OUTPUTS, PRODUCER, VIEWED, IS_RESIDUAL = range(20, 24)
 and whether its gradient reads it."""
 DENSE, VARIABLE, LOOKUPS, LOOKED_UP, CHANGES = range(24, 29)
 """The variables with dense gradients; the variable that an operator writes to; of each variable that is updated by rows
-where its lookups begin, what these found, and the variable itself if all of it changes, else -1."""
+where its lookups begin, what these found, and twice the variable itself, plus one if all of it changes."""
 IS_OVERLAPPABLE, SOURCES, RETURNED = range(29, 32)
 """For each tensor, whether only updates wait for its gradient; the results of operators without operands; the tensors whose
 gradients a stage sends to the stage before."""

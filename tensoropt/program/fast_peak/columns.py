@@ -27,8 +27,9 @@ GROUPS, BACK_GROUPS = 25, 27
 N_COLUMNS, N_WORDS, WORD_BITS = 29, 2, 62
 
 # Columns of the rows of results: N_BYTES, and of sources
-LASTING = 4
-"""the bytes that are alive throughout beside those of the value: slots, and the samples of other micro-batches."""
+LASTING, WHOLE = 4, 5
+"""the bytes that are alive throughout beside those of the value: slots, and the samples of other micro-batches; and those of
+the value on all devices together."""
 
 # Columns of the rows of operators: those of the way forward are of the windows that it exchanges, and
 EXCHANGES, SPLITS_INNER, OPERATOR_SCRATCH, INSIDE, REMATERIALIZED = range(6, 11)

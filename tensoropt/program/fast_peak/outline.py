@@ -144,7 +144,7 @@ def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_op
         _ends(map(len, lookups)),
         _ints(number[op.result.name] for of_variable in lookups for op in of_variable),
         _ints(
-            -1 if all(update.leaves_rows for update in graph.updates[name]) else number[graph.operators[name].result.name]
+            2 * number[graph.operators[name].result.name] + any(not update.leaves_rows for update in graph.updates[name])
             for name in by_rows
         ),
         _ints(tensor.name in graph.made_of_variables for tensor in tensors),

@@ -290,7 +290,7 @@ class _Maker:
             if op.updates is None:
                 row[c.N_BYTES] = self.sizes.result_bytes(op, tensor)
             if op.type in SOURCES:
-                row[c.LASTING] = self._lasting(op, row[c.N_BYTES])
+                row[c.LASTING], row[c.WHOLE] = self._lasting(op, row[c.N_BYTES]), tensor.mem_bytes
             self.rows.add(row)
         return number
 

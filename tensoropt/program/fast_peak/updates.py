@@ -77,17 +77,31 @@ def _send_rows(o: Any, t: Any, r: Any, m: Any, lookup: int, overlaps: int) -> No
 
 
 @compiled
+def _make_of_rows(o: Any, m: Any, n_bytes: int, overlaps: int) -> None:
+    """Add what joins or cuts the rows that are to be read, and have the next instruction read what it makes of them."""
+    rows = new_buffer(o, m, n_bytes, 0)
+    write(m, rows)
+    add(m, 0, 0, 0, overlaps)
+    read(m, rows)
+
+
+@compiled
 def update_rows(o: Any, t: Any, r: Any, m: Any, overlaps: int) -> None:
     """Add the updates of variables by rows, which come after all others."""
     for variable in range(o[ix.N_BY_ROWS]):
         begin = m[ix.N_WAITING]
         for lookup in range(o[o[ix.LOOKUPS] + variable], o[o[ix.LOOKUPS] + variable + 1]):
             _send_rows(o, t, r, m, lookup, overlaps)
+        total, row = 0, r[o[o[ix.CHANGES] + variable] >> 1]
         for i in range(begin, m[ix.N_WAITING]):
+            total += m[m[ix.BYTES] + m[m[ix.WAITING] + i]]
             read(m, m[m[ix.WAITING] + i])
-        changed = o[o[ix.CHANGES] + variable]
-        if changed >= 0:
-            write(m, new_buffer(o, m, t[r[changed], c.N_BYTES], 0))
+        if m[ix.N_WAITING] > begin + 1:
+            _make_of_rows(o, m, total, overlaps)
+        if t[row, c.N_BYTES] < t[row, c.WHOLE]:
+            _make_of_rows(o, m, int(total * (t[row, c.N_BYTES] / t[row, c.WHOLE])), overlaps)
+        if o[o[ix.CHANGES] + variable] & 1:
+            write(m, new_buffer(o, m, t[row, c.N_BYTES], 0))
         add(m, 0, 0, 0, overlaps)
         if not o[ix.WAITS]:
             m[ix.N_WAITING] = begin

@@ -15,7 +15,7 @@ from ...costs.config_costs import costs_of_config
 from ...costs.operator_costs import OperatorCosting
 from ...costs.resharding_costs import shard_bytes
 from ...ir.body import COMPOSITES, VALUE_SHAPED, viewed_operand
-from ...ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Operator
+from ...ir.graph import CONSTANT, PLACEHOLDER, VARIABLE, Operator, Tensor
 from ...reschedule.path import Path
 from ...sharding.resharding import PathFinder, Resharding, halo_resharding
 from ...sharding.strategy import StrategyView
@@ -343,6 +343,18 @@ class TaskBuffers:
             if len(sent) > 1:
                 self._others[returned] = sent[1:]
 
+    def _own_rows(self, variable: Tensor, gradients: Sequence[Buffer], n_bytes: int) -> Sequence[Buffer]:
+        """Join the rows that lookups found in a variable, and take those of a shard of so many bytes, about its share."""
+        rows = Buffer(sum(gradient.n_bytes for gradient in gradients), GRADIENTS, of=variable.name)
+        if len(gradients) > 1:
+            self._out.add(gradients, [rows])
+            gradients = [rows]
+        if n_bytes < variable.mem_bytes:
+            own = Buffer(int(rows.n_bytes * (n_bytes / variable.mem_bytes)), GRADIENTS, of=variable.name)
+            self._out.add(gradients, [own])
+            gradients = [own]
+        return gradients
+
     def _update(self, task: Task) -> None:
         """Add the update of a variable, or let it wait for a sum over all gradients."""
         updates = self.view.graph.updates.values()
@@ -352,7 +364,7 @@ class TaskBuffers:
         if task.site.name in self.view.graph.lookups:
             changes_all = not all(update.leaves_rows for update in self.view.graph.updates[task.site.name])
             shard = Buffer(shard_bytes(variable, self.view.layout(variable)), GRADIENTS, of=variable.name)
-            self._out.add(gradients, [shard] if changes_all else ())
+            self._out.add(self._own_rows(variable, gradients, shard.n_bytes), [shard] if changes_all else ())
         if waits:
             self._waiting += gradients
         elif task.site.name not in self.view.graph.lookups:

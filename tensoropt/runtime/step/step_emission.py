@@ -263,7 +263,8 @@ class StepEmission(TaskEmission):
                 for index in self._indices(graph.operators[lookup])
             ]
             if lookups:
-                gradients.append([read.get((Site(RESULT, op.result.name), index)) for op, index in lookups])
+                found = (read.get((Site(RESULT, op.result.name), index)) for op, index in lookups)
+                gradients.append([self._when_all_ran(values) for values in found])
             else:
                 gradients.append([next(iter(read.values()), None)])
             indices.append([self.looked_up_indices(op, index) for op, index in lookups])
@@ -272,6 +273,13 @@ class StepEmission(TaskEmission):
             partial(self._reshard_overlappable, step), partial(self.hyperparameter, step),
         )  # fmt: skip
         self._exchange.update(name, self._state.update_of(step, emission))
+
+    def _when_all_ran(self, rows: Values | None) -> Values | None:
+        """Return gradients of rows when all passes are over: joined before, they would be alive beside what these use."""
+        if rows is None or not self.micro_batches:
+            return rows
+        with self._chain.behind():
+            return [tf.identity(value) for value in rows]
 
     def _reshard_overlappable(self, step: TrainStep, resharding: Resharding, values: Values) -> Values:
         paths = self.path_finder.paths(resharding)
