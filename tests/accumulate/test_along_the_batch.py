@@ -33,6 +33,8 @@ POSITIONAL: list[Case] = [
     ("rows of a constant", lambda h: S(tf.gather(np.arange(9.0), [3, 2, 1, 0, 7, 6, 5, 4])[:, None] * h), True),
 ]
 OTHERS: list[Case] = [
+    ("a variable of the batch's length", lambda h: S(tensoropt.get_variable("v", [B, 4], tf.float64) * h), False),
+    ("a mean of each sample", lambda h: S(tf.reduce_mean(h, 1) ** 2), True),
     ("a sum by segment", lambda h: S(tf.math.unsorted_segment_sum(h, SEGMENTS, 3) * np.arange(3.0)[:, None]), True),
     ("the largest by segment", lambda h: S(tf.math.unsorted_segment_max(h, SEGMENTS, 3)), False),
     ("scattered", lambda h: S(tf.scatter_nd(np.arange(B)[::-1, None].copy(), h, [B, 4]) * np.arange(8.0)[:, None]), True),
@@ -79,7 +81,7 @@ def losses(made: Callable[[tf.Tensor], tf.Tensor], micro_batches: int) -> list[f
 
 
 @pytest.mark.parametrize(
-    ("made", "can_be"), first(12, [case[1:] for case in (*POSITIONAL, *OTHERS)]), ids=[c[0] for c in (*POSITIONAL, *OTHERS)]
+    ("made", "can_be"), first(14, [case[1:] for case in (*POSITIONAL, *OTHERS)]), ids=[c[0] for c in (*POSITIONAL, *OTHERS)]
 )
 def test_along_the_batch(made: Callable[[tf.Tensor], tf.Tensor], can_be: bool) -> None:
     if can_be:

@@ -105,6 +105,10 @@ def test_places_for_branches_are_tried_however_long_the_longest_stage(monkeypatc
     assert balanced([[Block(0, 1)], [Block(1, 1)]], times).stages.cuts == (CUTS["two_towers"],)
 
 
+def test_branches_begin_with_the_first_layer_of_each_tower() -> None:
+    assert branch_starts(zoo.record(siamese, "adam").model.graph) == {"MatMul", "MatMul_3"}
+
+
 def early_of(stages: Stages, index: int) -> frozenset[str]:
     """Return what a stage runs early: by all operators in order, those that need nothing that is awaited."""
     graph, members = stages.whole.graph, stages.members[index]

@@ -100,7 +100,8 @@ def test_sums_are_taken_in_order(values: list[float]) -> None:
 
 
 def test_low_precision_is_summed_in_float32() -> None:
-    for dtype, one_more in [(np.float16, 2048), (ml_dtypes.bfloat16, 256)]:
+    of_8_bits = (ml_dtypes.float8_e4m3fn, 16), (ml_dtypes.float8_e5m2, 8)
+    for dtype, one_more in [(np.float16, 2048), (ml_dtypes.bfloat16, 256), *of_8_bits]:
         shards = [np.array([one_more], dtype), np.array([1], dtype), np.array([1], dtype)]
         assert shards[0] + shards[1] == shards[0], "one by one the small summands would be lost"
         assert float(reduce_in_order(shards)[0]) == one_more + 2

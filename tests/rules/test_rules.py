@@ -26,6 +26,7 @@ from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules import registry
 from tensoropt.rules.registry import _RULES, rule_of
 from tensoropt.rules.rule import Config, Interface, OperandSharding, Rule, configs, interface_of
+from tensoropt.sharding.resharding import inner_reshardings
 
 from .case import Case
 from .cases import CASES
@@ -130,13 +131,11 @@ def _without_lowering(op_type: str) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("label", "claim", "said"),
-    [
-        ("Relu", lambda rule: {"linear": ((0,),)}, {"+0:a"}),
-        ("Max", lambda rule: {"inner": frozenset(), "completed": rule.inner}, {"replicas"}),
-        ("Sum", lambda rule: {"completed": frozenset(rule.extents)}, {"replicas"}),
-        ("Conv2D/SAME", lambda rule: {"halos": {}}, {"config h:a", "config w:a"}),
-    ],
-)
+    [("Relu", lambda rule: {"linear": ((0,),)}, {"+0:a"}),
+     ("Max", lambda rule: {"inner": frozenset(), "completed": rule.inner}, {"replicas"}),
+     ("Sum", lambda rule: {"completed": frozenset(rule.extents)}, {"replicas"}),
+     ("Conv2D/SAME", lambda rule: {"halos": {}}, {"config h:a", "config w:a"})],
+)  # fmt: skip
 def test_a_rule_that_claims_too_much_is_caught(label: str, claim: Callable[[Rule], Any], said: set[str]) -> None:
     rule = rule_of(case_of(label).op)
     faults = "\n".join(_faults_of(label, Mesh.of(2), replace(rule, **claim(rule))))
@@ -145,13 +144,9 @@ def test_a_rule_that_claims_too_much_is_caught(label: str, claim: Callable[[Rule
 
 @pytest.mark.parametrize(
     ("label", "said"),
-    [
-        ("Mean", {"result 0", "gradient"}),
-        ("Mean/all", {"result 0", "gradient"}),
-        ("FusedBatchNormV3/training", {"config n:a"}),
-        ("MatrixBandPart", {"config m:a", "config n:a"}),
-    ],
-)
+    [("Mean", {"result 0", "gradient"}), ("Mean/all", {"result 0", "gradient"}),
+     ("FusedBatchNormV3/training", {"config n:a"}), ("MatrixBandPart", {"config m:a", "config n:a"})],
+)  # fmt: skip
 def test_an_operator_on_each_block_alone_is_caught(label: str, said: set[str]) -> None:
     with _without_lowering(label.partition("/")[0]):
         faults = "\n".join(_faults_of(label, Mesh.of(2), rule_of(case_of(label).op)))
@@ -186,3 +181,10 @@ def test_registering_a_lowering_twice_is_refused() -> None:
     assert operators.special_lowering("Softmax") is not None
     with pytest.raises(ValueError, match="Softmax has a special lowering already"):
         operators.lowering("Softmax")(lambda job, operands: [])
+
+
+def test_of_what_a_softmax_reduces_its_sum_alone_has_a_gradient() -> None:
+    op = case_of("Softmax").op
+    config = next(config for config in configs(rule_of(op), SMALLEST) if config.axes_of("c"))
+    inner = inner_reshardings(op, rule_of(op), config, {0})
+    assert [(each.reduction, bool(each.sharding.unreduced)) for each in inner] == [("max", False), ("sum", True)]
