@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 
 def squared(number: int, report: Callable[..., None]) -> int:
@@ -20,6 +21,13 @@ def circumstances(report: Callable[..., None]) -> tuple[int, bool, bool, list[st
     main = sys.modules["__main__"]
     of_mpi = [name for name in os.environ if name.startswith("OMPI_")]
     return os.getpid(), hasattr(main, "__file__"), "tensorflow" in sys.modules, of_mpi
+
+
+def without_tensorflow(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a function returns that has needed no TensorFlow, nor have its arguments."""
+    result = function(*arguments)
+    assert "tensorflow" not in sys.modules
+    return result
 
 
 def ended(parent: int, number: int, report: Callable[..., None]) -> int:

@@ -14,6 +14,7 @@ import pytest
 from helpers import zoo
 from helpers.large import first
 from helpers.searches import find_with_stages
+from helpers.worker_functions import without_tensorflow
 from pipeline.staged import check_losses, layers
 
 from tensoropt.common.process.workers import Calls
@@ -90,7 +91,12 @@ def test_plans_are_the_same_where_a_worker_searches_all_stages(
     monkeypatch.setattr(Calls, "_make", lambda *given: False)  # this process would be faster than its start
     monkeypatch.setenv("TENSOROPT_WORKERS", "2")
     calls = []
-    monkeypatch.setattr(Calls, "add", lambda *given: calls.append(given) or added(*given))
+
+    def add(of: Calls, key: Any, function: Any, arguments: tuple[Any, ...]) -> None:
+        calls.append(key)
+        added(of, key, without_tensorflow, (function, *arguments))
+
+    monkeypatch.setattr(Calls, "add", add)
     apart = find_with_stages(request(), 2, counts)
     assert calls and [apart.plan(n).to_json() for n in range(len(apart))] == [own.plan(n).to_json() for n in range(len(own))]
 

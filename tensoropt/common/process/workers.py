@@ -1,14 +1,16 @@
 """Call a function on several arguments at once, in worker processes.
 
 A worker is a new Python that imports TensorOpt alone: it never runs the user's ``__main__``, and is no fork of a process in
-which MPI or TensorFlow has started. What it is given and returns goes over its standard input and output as pickles. It ends
-with its input, so that none outlives this process, and leaves Ctrl-C to it.
+which MPI or TensorFlow has started. What it is given and returns goes over its standard input and output as pickles, with
+TensorFlow's values as texts, so that it needs no TensorFlow. It ends with its input, so that none outlives this process, and
+leaves Ctrl-C to it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import pickle
 import signal
@@ -24,10 +26,11 @@ from ..errors import InputError, short
 from .garbage import nothing_collected
 
 WORKER_BYTES = 1_500_000_000
-"""The memory that a worker may need: that of TensorFlow's import and of a large model's costs."""
+"""The memory that a worker may need, most of it for a large model's costs."""
 REPORT_S = 0.25
 """A worker reports progress at most once in so many seconds."""
 _START = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve({needed!r})"
+_AS_TEXTS = ("tensorflow.python.framework.dtypes", "tensorflow.core.framework")
 _OF_MPI = ("OMPI_", "PMIX_", "PRTE_")
 _ONE = ("TENSOROPT_WORKERS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _EARLY: list[subprocess.Popen[bytes]] = []
@@ -55,7 +58,7 @@ def n_workers(available_bytes: int) -> int:
 def can_be_sent(value: object) -> bool:
     """Return whether a worker can be given a value: users' own functions and classes in it can't be pickled."""
     try:
-        pickle.dumps(value)
+        _pickled(value)
     except (pickle.PicklingError, TypeError, AttributeError, RecursionError):
         return False
     return True
@@ -104,7 +107,7 @@ class Calls:
         Raises:
             Exception: an error of pickling the arguments.
         """
-        payload = pickle.dumps((function, arguments))
+        payload = _pickled((function, arguments))
         self._waiting[key] = function, arguments
         self._given.put((key, payload))
 
@@ -187,6 +190,18 @@ class Calls:
         for pipe in (process.stdin, process.stdout):
             with contextlib.suppress(OSError):
                 pipe.close()
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: object) -> Any:
+        """Reduce TensorFlow's values, such as attributes of operators, to their texts, by which alone searches know them."""
+        return (str, (str(value),)) if type(value).__module__.startswith(_AS_TEXTS) else NotImplemented
+
+
+def _pickled(value: object) -> bytes:
+    stream = io.BytesIO()
+    _Pickler(stream).dump(value)
+    return stream.getvalue()
 
 
 def _start(preload: str) -> subprocess.Popen[bytes]:

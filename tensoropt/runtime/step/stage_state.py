@@ -14,7 +14,8 @@ from ...ir.optimizer import Optimizer
 from ...lowering.operators import Values
 from ...lowering.resharding.reshard import Backend, Collective
 from ...lowering.variables import StateEntry, local_variables
-from ...optimizers.classic import Classic, RunningClassic
+from ...optimizers.classic import Classic
+from ...optimizers.classic_running import RunningClassic
 from ...optimizers.running_optimizer import Emission, PendingUpdate, RunningOptimizer, Shards
 from ...rules.random import FROM_SEED
 from ...sharding.resharding import PathFinder

@@ -40,7 +40,7 @@ from .candidate import Candidate, Cutting, least_bytes
 _NAMES = frozenset("container shared_name name".split())
 """Attributes that name something."""
 WORTH_WORKERS = 400
-"""Operators of a model from which worker processes pay, which take seconds to start."""
+"""Operators of a model from which worker processes pay, which take a second to start."""
 IsEnough = Callable[[ModelFrontier], bool]
 Orders = Sequence[StepOrder]
 
