@@ -55,6 +55,6 @@ def batches_of(arguments: argparse.Namespace) -> list[int | None]:
     return [int(text) for text in texts]
 
 
-def workers_of(n_points: int) -> AbstractContextManager[None]:
-    """Start workers for the points of a curve on the cores that the import of TensorFlow and a recording leave idle."""
-    return started_early(min(n_workers(available_memory_bytes(1)), n_points) - 1, "tensoropt.search.options")
+def workers_of(n_searches: int) -> AbstractContextManager[None]:
+    """Start workers for a curve's points or stages on cores that the import of TensorFlow and a recording leave idle."""
+    return started_early(min(n_workers(available_memory_bytes(1)), n_searches) - 1, "tensoropt.search.options")

@@ -199,8 +199,10 @@ def _search(arguments: argparse.Namespace, during: contextlib.ExitStack) -> bool
     baselines_of(arguments)
     stages = _stages(arguments)
     _check_outputs(arguments)
-    if arguments.option == "profiling" and arguments.profile_budget is None:
-        during.enter_context(workers_of(len(configured) * len(per_device)))
+    if arguments.profile_budget is None:
+        may_have_stages = stages is not None or any(n > hardware.levels[-1].count for hardware, n in configured)
+        is_curve = arguments.option == "profiling"
+        during.enter_context(workers_of(len(configured) * len(per_device) if is_curve else 1 + may_have_stages))
     with nothing_collected():
         import_tensorflow()
         from ...plan.scaling_curve import Curve
