@@ -22,7 +22,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["TENSOROPT_CACHE"] = "off"
 # Ranks of tests are CPUs, and models are small: NCCL's buffers would be most of each peak.
 os.environ["TENSOROPT_COLLECTIVES"] = "mpi"
-# A search that may have workers starts them ahead, which each import TensorFlow; tests of workers ask for them.
+# A search that may have workers starts them ahead; tests of workers ask for them.
 os.environ["TENSOROPT_WORKERS"] = "1"
 # What commands say isn't mixed with how far they are, where the machine is slow.
 os.environ["TENSOROPT_QUIET"] = "1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -115,19 +116,31 @@ class CallsInDrawnOrder(Calls):
         return super().result(key)
 
 
-@pytest.mark.parametrize("counts", [(1, 2, 4), None], ids=["asked for", "unasked"])
+@pytest.mark.parametrize(
+    ("counts", "seconds"),
+    [((1, 2, 4), 0.0), (None, 0.0), ((1, 2, 4), 160.0)],
+    ids=["asked for", "unasked", "within seconds"],
+)
 def test_plans_are_the_same_in_whatever_order_workers_end(
-    counts: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch, everything: bool
+    counts: tuple[int, ...] | None, seconds: float, monkeypatch: pytest.MonkeyPatch, everything: bool
 ) -> None:
-    own = find_with_stages(request("v100-4x1"), 4, counts)
+    """Each search has its share of the seconds for itself: searches at the same time take no points and no gaps from it."""
+    ticks = itertools.count()
+    monkeypatch.setattr("time.monotonic", lambda: next(ticks) / 64)  # a search takes as long whenever it is made
+    unrefined = Budget(seconds=0, max_work=0, max_points=20)
+    asked = request("v100-4x1", budget=replace(unrefined, seconds=seconds))
+    own = find_with_stages(asked, 4, counts)
+    if seconds:
+        assert own.gaps.tolist() != find_with_stages(replace(asked, budget=unrefined), 4, counts).gaps.tolist()
     monkeypatch.setattr("tensoropt.search.candidates.search_cut.WORTH_WORKERS", 1)
     monkeypatch.setattr("tensoropt.search.candidates.search_cut.Calls", CallsInDrawnOrder)
     monkeypatch.setenv("TENSOROPT_WORKERS", "8")
     for seed in range(4 if everything else 1):
         CallsInDrawnOrder.draw.seed(seed)
-        found = find_with_stages(request("v100-4x1"), 4, counts)
+        found = find_with_stages(asked, 4, counts)
         assert CallsInDrawnOrder.draw.getstate() != random.Random(seed).getstate()  # something was asked for
         assert [found.plan(n).to_json() for n in range(len(found))] == [own.plan(n).to_json() for n in range(len(own))]
+        assert found.gaps.tolist() == own.gaps.tolist()
 
 
 def test_a_memory_limit_holds_for_them() -> None:
