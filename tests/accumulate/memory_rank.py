@@ -15,11 +15,11 @@ from tensoropt.search.request import Request
 from tensoropt.tools.offline import record
 from tensoropt.tools.plan_check import check_plan
 
-LAYERS, WIDTH, BATCH = 12, 256, 8192
+LAYERS, WIDTH, BATCH = 12, 256, 4096
 
 
 def deep():
-    """Layers whose results are 8 MiB of a batch, and whose parameters are 0.25 MiB."""
+    """Layers whose results are 4 MiB of a batch, and whose parameters are 0.25 MiB."""
     value = tensoropt.placeholder(tensoropt.float32, [BATCH, WIDTH], name="x")
     for i in range(LAYERS):
         value = tensoropt.tanh(tensoropt.matmul(value, tensoropt.get_variable(f"w{i}", [WIDTH, WIDTH])))

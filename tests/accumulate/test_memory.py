@@ -6,7 +6,7 @@ from pathlib import Path
 
 from helpers.mpirun import run_ranks
 
-RESULTS, BATCH = 12 * 4 * 8192 * 256, 4 * 8192 * 256
+RESULTS, BATCH = 12 * 4 * 4096 * 256, 4 * 4096 * 256
 """Bytes. The profiler sees the batch that is fed, or doesn't."""
 
 
