@@ -22,13 +22,16 @@ from tensoropt.program.invariants import check_program
 from tensoropt.program.step import StepProgram, step_program
 from tensoropt.program.tasks import (
     BACKWARD,
+    COMMUNICATING,
     COMPUTE,
     COMPUTING,
     FEED,
     FORWARD,
     OPERATOR,
+    OVERLAPPABLE,
     REMATERIALIZED,
     RESHARD,
+    RESULT,
     SUM,
     UPDATE,
     WRITE,
@@ -62,6 +65,16 @@ def test_invariants_hold_in_micro_batches(name: str) -> None:
         program = step_program(view, random_router(seed))
         check_program(program, view.graph)
         assert {task.micro_batch for task in program.tasks} == {-1, *range(view.graph.n_micro_batches)}
+
+
+def test_gradients_of_rows_may_overlap() -> None:
+    streams = set[str]()
+    for seed in range(6):
+        view = accumulate.models.random_view("looking_up", "sgd", 2, Mesh.of(2), seed)[1]
+        rows = {Site(RESULT, view.graph.operators[name].result.name) for name in view.graph.lookup_operators}
+        tasks = [task for task in step_program(view, random_router(seed)).tasks if task.site in rows]
+        streams |= {task.stream for task in tasks if (task.work, task.direction) == (RESHARD, BACKWARD)}
+    assert OVERLAPPABLE in streams and COMMUNICATING not in streams
 
 
 @pytest.mark.parametrize("seed", first(1, range(12)))
