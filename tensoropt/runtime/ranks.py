@@ -187,7 +187,7 @@ class Processes:
     def waiting_in(self, what: str) -> AbstractContextManager[None]:
         """Count a collective, and return a context that records that this rank waits in it."""
         self.begin_collective()
-        return self.waiting[CRITICAL].within(what)
+        return self.waiting[CRITICAL].within(what, is_exchange=True)
 
     def broadcast(self, value: Value, what: str = "broadcast") -> Value:
         """Return rank 0's value (picklable) on every rank.

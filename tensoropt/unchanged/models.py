@@ -43,7 +43,7 @@ from ..trainer.capture.programs import TRAIN
 from ..trainer.parallelize import Training, TrainingOptions, parallelized
 from ..trainer.trainer import Trainer
 from ..trainer.variables.leading import LedRanks
-from ..trainer.variables.live import held_state, settle
+from ..trainer.variables.live import Live, held_state, settle
 from .batch_sizes import batch_size_of
 from .effects import say_once, say_unsaved
 from .steps import IS_HANDED, hand_over_steps, is_set
@@ -151,7 +151,8 @@ def hand_over(options: Mapping[str, Any]) -> None:
             importlib.import_module(f"{package}.{module}").save_model = _save_model  # type: ignore[attr-defined]
     keras.Model.summary = _counting(keras.Model.summary)
     hand_over_steps(options_now, lambda: everyone().leads)
-    tf.train.Checkpoint.write = tf.train.Checkpoint.save = tf.train.CheckpointManager.save = _refused_checkpoint
+    for kind, name in ((tf.train.Checkpoint, "write"), (tf.train.Checkpoint, "save"), (tf.train.CheckpointManager, "save")):
+        setattr(kind, name, _refused_on_ranks(getattr(kind, name)))
 
 
 def _handing(original: Callable[..., Any], options: Callable[[], TrainingOptions]) -> Callable[..., Any]:
@@ -282,8 +283,16 @@ def _save_model(model: keras.Model, filepath: Any, *arguments: Any, **keywords: 
     model.save(filepath, *arguments, **keywords)
 
 
-def _refused_checkpoint(checkpoint: Any, *arguments: Any, **keywords: Any) -> None:
-    raise InputError(
-        f"tf.train.Checkpoint ({running_line()}) would write a file on each rank, without the optimizer's state, which is "
-        "on the ranks; write the model by model.save(path), and read it by keras.models.load_model(path)"
-    )
+def _refused_on_ranks(write: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that writes a checkpoint where TensorFlow trains on one rank, and else raises InputError."""
+
+    @wraps(write)
+    def written(checkpoint: Any, *arguments: Any, **keywords: Any) -> Any:
+        if current_processes().size == 1 and not Live.count:
+            return write(checkpoint, *arguments, **keywords)
+        raise InputError(
+            f"tf.train.Checkpoint ({running_line()}) would write a file on each rank, without the optimizer's state, which "
+            "is on the ranks; write the model by model.save(path), and read it by keras.models.load_model(path)"
+        )
+
+    return written

@@ -224,11 +224,11 @@ def _run(function: Any, arguments: Any, keywords: Any, options: Callable[[], Tra
     leaves = tf.nest.flatten((arguments, keywords))
     if any(isinstance(leaf, tf.data.Dataset) for leaf in leaves):
         raise _reads_dataset()
-    has_iterators = any(isinstance(leaf, tf.data.Iterator) for leaf in leaves)
-    if has_iterators:
-        arguments, keywords = tf.nest.map_structure(
-            lambda leaf: _OneBatch(leaf.get_next()) if isinstance(leaf, tf.data.Iterator) else leaf, (arguments, keywords)
-        )
+    read = {k: leaf.get_next() for k, leaf in enumerate(leaves) if isinstance(leaf, tf.data.Iterator)}
+    own_arguments, own_leaves = (arguments, keywords), leaves
+    if read:
+        batches = [_OneBatch(read[k]) if k in read else leaf for k, leaf in enumerate(leaves)]
+        arguments, keywords = tf.nest.pack_sequence_as(own_arguments, batches)
         leaves = tf.nest.flatten((arguments, keywords))
     constants = {k: leaf for k, leaf in enumerate(leaves) if not isinstance(leaf, (tf.Tensor, np.ndarray, np.generic))}
     key = tuple((k, leaf if isinstance(leaf, (int, float, str, bytes)) else id(leaf)) for k, leaf in constants.items())
@@ -236,22 +236,27 @@ def _run(function: Any, arguments: Any, keywords: Any, options: Callable[[], Tra
     if key not in steps:
         say_unsaved("a training step of the script's own")
         step = function.python_function
-        if constants or keywords or has_iterators:
+        if constants or keywords or read:
             step = _with_fixed(step, arguments, keywords, constants)
         models = [model for model in gc.get_objects() if issubclass(type(model), keras.Model)]
         objective = StepObjective(step, [model for model in models if not isinstance(model, KerasObjective)])
         size = next((leaf.shape[0] for leaf in leaves if len(getattr(leaf, "shape", ()))), 1)
         steps[key] = started_step(objective, None, int(size), options(), ScriptStep)
     tensors = [leaf for k, leaf in enumerate(leaves) if k not in constants]
-    given = tensors if constants or keywords or has_iterators else arguments
+    given = tensors if constants or keywords or read else arguments
     try:
         return steps[key](*given)
     except _AloneError:
         del vars(function)[_STEPS]
-    if has_iterators:  # whose batch is read
-        return tf.function(steps[key].captured.function)(*given)
     function._variable_creation_config = None  # as before its first trace, which may make variables
+    own = [_iterator_of(read[k], leaf.element_spec) if k in read else leaf for k, leaf in enumerate(own_leaves)]
+    arguments, keywords = tf.nest.pack_sequence_as(own_arguments, own)
     return function(*arguments, **keywords)
+
+
+def _iterator_of(batch: Any, spec: Any) -> Any:
+    """Return an iterator of a batch that was read, for which a function has the trace of the one that it was read from."""
+    return iter(tf.data.Dataset.from_generator(lambda: iter([batch]), output_signature=spec))
 
 
 def _with_fixed(step: Callable[..., Any], arguments: Any, keywords: Any, constants: dict[int, Any]) -> Callable[..., Any]:

@@ -237,8 +237,18 @@ def test_what_ends_a_wait(case):
         assert found is None
     else:
         assert found.startswith(f"rank 0 has waited for 12 s in all_reduce(a), in run at train.py:5: {said}"), found
-    found = verdict(LongWait(0, CRITICAL, 12.3, OWN), {1: report}, 5.0, is_deadlock_only=True)
+    found = verdict(LongWait(0, CRITICAL, 62.3, OWN), {1: report}, 5.0, is_deadlock_only=True)
     assert (found is not None) == (case in ("others", "call"))
+
+
+def test_an_exchange_while_the_others_wait_in_a_step_ends_soon():
+    own = OWN._replace(what=("values that were assigned", ""), is_exchange=True)
+    cases = [((7, 3), ("all_reduce(a)", ""), {}), ((6, 4), ("", "all_reduce(b)"), {})]
+    cases += [((6, 3), ("slice(a)", ""), {}), ((7, 3), ("a gather", ""), {"is_exchange": True}), ((7, 3), ("", ""), {})]
+    reports = [{1: of(*begun, what=what, call=OWN.call, **named)} for begun, what, named in cases]
+    found = [verdict(LongWait(0, CRITICAL, 6.0, own), report, 5.0, is_deadlock_only=True) for report in reports]
+    assert [sentence is not None for sentence in found] == [True, True, False, False, False]
+    assert "in values that were assigned, in run at train.py:5: rank 1 is in all_reduce(a)" in found[0]
 
 
 def test_a_rank_that_waits_itself_is_not_to_blame_for_one_at_work():

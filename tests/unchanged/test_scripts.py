@@ -131,18 +131,23 @@ TWO_STEPS = """
 import tensorflow as tf
 optimizer = keras.optimizers.Adam(0.1)
 model = keras.Sequential([keras.layers.Dense(2)])
-def step(x):
+def step(data):
     with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(model(x) ** 2 * tf.random.uniform([2]))
+        loss = tf.reduce_sum(model(next(data)) ** 2 * tf.random.uniform([2]))
     optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
     return loss
 one, other = tf.function(step), tf.function(step)
-print([round(float(each(x)), 4) for each in (one, one, other, one)], int(optimizer.iterations))
+data = iter(tf.data.Dataset.from_tensor_slices(x).repeat().batch(3))
+print([round(float(each(data)), 4) for each in (one, one, other, one)], int(optimizer.iterations))
+tf.train.Checkpoint(model=model, optimizer=optimizer).save("checkpoint")
 """
 
 
 @pytest.mark.parametrize("rest", [FIT_TWICE, TWO_STEPS], ids=["fit", "own steps"])
-def test_rank_0_goes_on_alone_where_one_device_is_as_fast(rest: str, tmp_path: Path) -> None:
+def test_rank_0_goes_on_alone_where_one_device_is_as_fast(
+    rest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     cores = "import os\nprint(len(os.sched_getaffinity(0)))"
     source = f"import keras\nkeras.utils.set_random_seed(1)\nx = keras.ops.eye(4)\n{MODEL}{rest}{cores}"
     (tmp_path / "plain.py").write_text(source)
@@ -192,27 +197,35 @@ def test_what_cant_be_trained_on_ranks_ends_with_its_line(source: str, code: int
 
 
 def test_a_script_with_auto_that_trains_nothing_ends_with_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import tensoropt\ntensoropt.auto()\nprint('nothing')")
+    rest = "print(*sys.argv[1:])\nif sys.argv[1:]: exit(3)"
+    (tmp_path / "train.py").write_text(f"import sys, tensoropt\ntensoropt.auto()\n{rest}")
     done = run_ranks(2, tmp_path / "train.py")
-    assert done.returncode == 2 and done.stdout == "nothing\n", done.stderr
+    assert done.returncode == 2 and done.stdout == "\n", done.stderr
     assert last_line(done).startswith("tensoropt: the script trained no Keras model")
+    done = run_ranks(2, tmp_path / "train.py", "leaves")
+    assert (done.returncode, done.stdout) == (3, "leaves\n") and "tensoropt:" not in done.stderr, done.stderr
 
 
-READ_ALONE = """
+ONE_ALONE = """
 import os
 import keras
-model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(128), keras.layers.Dense(4)])
+model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(128), keras.layers.Dense(1)])
 model.compile("adam", "mse")
-model.fit(keras.ops.ones((32, 16)), keras.ops.ones((32, 4)), verbose=0)
+for step in range({n_steps}):
+    if step == 65 and os.environ["OMPI_COMM_WORLD_RANK"] == "0":
+        model.layers[1].bias.assign([0])
+    model.train_on_batch(keras.ops.ones((32, 16)), keras.ops.ones((32, 1)))
 if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
     model.layers[0].kernel.numpy()
 """
+READS = "ranks 0 and 1 make different calls: rank 0 is in access_to_a_variable at train.py:11, rank 1 in end_script"
+ASSIGNS = r"rank 0 has waited for \d s in values that were assigned, in train_on_batch at train.py:9: rank 1 "
 
 
-def test_a_value_that_one_rank_alone_reads_is_an_error(tmp_path: Path) -> None:
-    done = run(tmp_path, READ_ALONE, options=on_fast_links(tmp_path))
-    said = "ranks 0 and 1 make different calls: rank 0 is in access_to_a_variable at train.py:8, rank 1 in end_script"
-    assert done.returncode == 2 and said in last_line(done), done.stderr
+@pytest.mark.parametrize(("n_steps", "code", "said"), [(1, 2, READS), (66, 1, ASSIGNS)], ids=["reads", "assigns"])
+def test_a_value_that_one_rank_reads_or_assigns_is_an_error(n_steps: int, code: int, said: str, tmp_path: Path) -> None:
+    done = run(tmp_path, ONE_ALONE.format(n_steps=n_steps), options=on_fast_links(tmp_path))
+    assert done.returncode == code and re.search(said, done.stderr), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ made no progress. A rank that waits asks the others; :func:`verdict` decides fro
     one doesn't answer, or is in the user's code, or stands still, for the timeout  end all, and name it
     all have come, or wait as well, but for something else                        end all, and name both calls
     the same, each in another of the user's calls than this rank, for DEADLOCK_S  end all, and name the calls
+    this rank exchanges values, and all others wait in steps, for MISMATCH_S      end all, and name the calls
     all have come to the same                                                     end all: the connection is slow
 
 A rank may be in one collective of each of two *chains* at once. The collectives of a chain have one order on all ranks, but
@@ -22,6 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import gt
 from typing import Any, NamedTuple
 
 from ..errors import InputError
@@ -32,6 +34,8 @@ ANSWER_S = 4.0
 
 DEADLOCK_S = 60.0
 """A shorter wait than the timeout ends all ranks where the others wait as well, in other calls of the user's."""
+MISMATCH_S = 5.0
+"""A wait of this length does where this rank exchanges values, and the others wait in steps that have no such exchange."""
 
 CRITICAL, OVERLAPPABLE = CHAINS = range(2)
 """The chains: critical-path collectives, which another part of the step waits for, and overlappable ones.
@@ -65,24 +69,26 @@ class ChainState:
         since_s: when they began, by the monotonic clock; None outside of collectives.
         may_compute: whether this rank may be computing instead of waiting: then its wait counts only if another rank hasn't
             come.
+        is_exchange: whether Python exchanges values; else a step's operators do.
     """
 
     what: str = ""
     since_s: float | None = None
     may_compute: bool = False
+    is_exchange: bool = False
 
-    def begin(self, what: str, may_compute: bool = False) -> None:
-        self.what, self.may_compute = what, may_compute
+    def begin(self, what: str, may_compute: bool = False, is_exchange: bool = False) -> None:
+        self.what, self.may_compute, self.is_exchange = what, may_compute, is_exchange
         self.since_s = time.monotonic()
 
     def end(self) -> None:
         self.since_s = None
 
     @contextmanager
-    def within(self, what: str, may_compute: bool = False) -> Iterator[None]:
+    def within(self, what: str, may_compute: bool = False, is_exchange: bool = False) -> Iterator[None]:
         """Return a context of a wait; after it the one around it goes on, if there is one."""
         around = vars(self).copy()
-        self.begin(what, may_compute)
+        self.begin(what, may_compute, is_exchange)
         try:
             yield
         finally:
@@ -118,6 +124,7 @@ class RankReport(NamedTuple):
         idle_s: for how long it has made no progress: waited, run the user's code, or stood still.
         where: where it is (:class:`~tensoropt.common.source_lines.CodeLocation` as text).
         call: the call of TensorOpt that it is in.
+        is_exchange: whether that exchanges values outside of steps.
     """
 
     begun: tuple[int, ...]
@@ -126,6 +133,7 @@ class RankReport(NamedTuple):
     idle_s: float = math.inf
     where: str = ""
     call: str = ""
+    is_exchange: bool = False
 
     @property
     def waits_in(self) -> str:
@@ -169,7 +177,7 @@ def verdict(waited: LongWait, reports: Mapping[int, Report], timeout_s: float, i
         if answer is not None and not answer.is_at_work:
             continue
         # A rank in another of the user's calls waits for this one; one that is behind may just have a long message.
-        is_deadlock &= answer is not None and _waits_elsewhere(answer, own, chain)
+        is_deadlock &= answer is not None and _waits_elsewhere(answer, waited)
         if report.silent_s is not None:
             missing.append(silent(rank, report))
             is_over = True
@@ -184,7 +192,7 @@ def verdict(waited: LongWait, reports: Mapping[int, Report], timeout_s: float, i
     if is_excused and not is_over:
         return None
     causes = missing or differing
-    if (not causes and waited.may_compute) or (is_deadlock_only and not (differing and is_deadlock)):
+    if (not causes and waited.may_compute) or (is_deadlock_only and not (causes and is_deadlock)):
         return None
     cause = "; ".join(causes) or "all ranks have come to it, so the connection between them is what is slow"
     call = f", in {own.call}" if own.call else ""
@@ -215,9 +223,12 @@ def _differs(answer: RankReport, own: RankReport, chain: int) -> bool:
     return next(both) != next(both)
 
 
-def _waits_elsewhere(answer: RankReport, own: RankReport, chain: int) -> bool:
-    """Return whether a rank that isn't behind waits too, in another of the user's calls."""
-    return bool(answer.waits_in) and answer.begun[chain] == own.begun[chain] and _name(answer.call) != _name(own.call)
+def _waits_elsewhere(answer: RankReport, waited: LongWait) -> bool:
+    """Return whether a rank that isn't behind waits too, in a step while this one exchanges, or in another user's call."""
+    own, is_level = waited.own, answer.begun[waited.chain] == waited.own.begun[waited.chain]
+    if own.is_exchange and not answer.is_exchange and answer.waits_in:
+        return is_level or any(map(gt, answer.begun, own.begun))
+    return bool(answer.waits_in) and is_level and waited.seconds >= DEADLOCK_S and _name(answer.call) != _name(own.call)
 
 
 def _name(call: str) -> str:

@@ -17,6 +17,7 @@ thread ends waits that last too long, see :mod:`...common.process.watchdog`.
 from __future__ import annotations
 
 import atexit
+import dis
 import hashlib
 import operator
 import os
@@ -26,7 +27,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from ...common.errors import InputError, TensorOptError
@@ -81,6 +82,7 @@ class ErrorHandling:
         self.interruptions: Interruptions | None = None
         self.last: list[Callable[[], object]] = []
         self.refusal: Callable[[], InputError | None] = lambda: None
+        self.outermost: FrameType | None = None
         self._exit_code = 0
 
     def on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
@@ -165,7 +167,7 @@ class ErrorHandling:
             if self.processes.rank == next(rank for rank, rank_digest in ending.failures() if rank_digest == digest):
                 sys.stderr.write("")  # it shows what was kept back
             return
-        refusal = None if self._requested_exit else self.refusal()
+        refusal = self.refusal() if self._requested_exit is None and self._has_returned() else None
         if refusal is not None:
             self._exit_code = refusal.exit_code
             with suppress(SystemExit):
@@ -175,6 +177,11 @@ class ErrorHandling:
         ending.join(KIND_NORMAL)
         notes.note(notes.DONE)
         self._stop()
+
+    def _has_returned(self) -> bool:
+        """Return whether the program has come to its end, and not left by a SystemExit that it raises itself."""
+        frame = self.outermost
+        return frame is None or dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
 
     def after_all(self) -> None:
         """Run the last actions of this process, after the other ranks have ended too."""
@@ -354,7 +361,10 @@ def at_the_very_end(action: Callable[[], object]) -> bool:
 def refuse_at_end(refusal: Callable[[], InputError | None]) -> None:
     """Have this rank, if it ends without an error, ask for one that the run ends with then."""
     if _installed is not None:
-        _installed.refusal = refusal
+        _installed.refusal, frame = refusal, sys._getframe()
+        while frame.f_back is not None:
+            frame = frame.f_back
+        _installed.outermost = frame
 
 
 def _noting_exit(handling: ErrorHandling, original: Callable[..., NoReturn]) -> Callable[..., NoReturn]:

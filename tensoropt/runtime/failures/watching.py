@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from ...common.process.watchdog import (
     ANSWER_S,
     CHAINS,
-    DEADLOCK_S,
+    MISMATCH_S,
     ChainState,
     LongWait,
     RankReport,
@@ -118,8 +118,8 @@ def _instructions(frame: FrameType | None) -> tuple[tuple[int, int], ...]:
 
 
 def _deadlock_s(timeout_s: float) -> float:
-    """Return after how many seconds a deadlock ends all ranks: never, where they are to wait for ever."""
-    return min(DEADLOCK_S, timeout_s) if timeout_s < math.inf else math.inf
+    """Return after how many seconds a deadlock may end all ranks: never, where they are to wait for ever."""
+    return min(MISMATCH_S, timeout_s) if timeout_s < math.inf else math.inf
 
 
 class Questions:
@@ -211,7 +211,8 @@ class RankWatch:
         idle_s = self.progress.look(counts, max(starts_s, default=None))
         place = self.progress.where
         collectives = tuple(collective if since_s is not None else "" for collective, since_s in waits)
-        own_report = RankReport(counts, collectives, ended_s is None, idle_s, str(place), place.call)
+        is_exchange = any(wait.is_exchange and wait.since_s is not None for wait in self.processes.waiting)
+        own_report = RankReport(counts, collectives, ended_s is None, idle_s, str(place), place.call, is_exchange)
         self.questions.look(own_report)
         if ended_s is not None:
             return self._after_the_end(ended_s)
