@@ -37,8 +37,8 @@ ROOT = Path(__file__).resolve().parents[2]
 IMPORTED = ("tensorflow", "keras", "h5py", "scipy.optimize", "numba", "networkx", "tqdm", "tabulate", "mpi4py")
 PACKAGE = "tensoropt"
 OWN = ("tensoropt.session.session", "tensoropt.trainer.parallelize")
-FAILURES, SOONER = "tensoropt.runtime.failures.error_handling", {"AGREEMENT_S": 3.0, "WATCH_INTERVAL_S": 0.5}
-"""How long a rank that fails waits for others to fail alike, and how often it looks: less than a user's, to be quick."""
+SOONER = {"error_handling": {"AGREEMENT_S": 3.0, "WATCH_INTERVAL_S": 0.5}, "watching": {"MISMATCH_S": 5.0}}
+"""How long a rank waits for others to fail alike, or for what they don't call, and how often it looks: less than a user's."""
 STATUS = struct.Struct("<i")
 
 
@@ -118,7 +118,8 @@ def main() -> None:
     target = importlib.import_module("numba.core.registry").cpu_target
     for context in (target.typing_context, target.target_context):
         context.refresh()  # what Numba does for its first function takes a third of a second
-    vars(sys.modules[FAILURES]).update(SOONER)
+    for name, values in SOONER.items():
+        vars(sys.modules[f"tensoropt.runtime.failures.{name}"]).update(values)
     sys.path.remove(str(ROOT))
     KEPT.update(name for name in sys.modules if name.split(".")[0] not in {*sys.stdlib_module_names, "__main__"})
     assert len(os.listdir("/proc/self/task")) == 1, "a thread of the server would be missing in its forks"

@@ -34,7 +34,7 @@ ANSWER_S = 4.0
 
 DEADLOCK_S = 60.0
 """A shorter wait than the timeout ends all ranks where the others wait as well, in other calls of the user's."""
-MISMATCH_S = 5.0
+MISMATCH_S = 20.0
 """A wait of this length does where this rank exchanges values, and the others wait in steps that have no such exchange."""
 
 CRITICAL, OVERLAPPABLE = CHAINS = range(2)
