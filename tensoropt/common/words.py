@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 
 def counted(n: int, noun: str) -> str:
-    """Return a number with its noun: ``1 device``, ``3 devices``."""
-    return f"{n} {noun}{'s' * (n != 1)}"
+    """Return a number with its noun: ``1 device``, ``3 devices``, ``2 batches``."""
+    return f"{n} {noun}{'' if n == 1 else 'es' if noun.endswith('ch') else 's'}"
 
 
 def listed(numbers: Sequence[int]) -> str:

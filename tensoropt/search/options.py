@@ -123,7 +123,7 @@ def _fastest(search: CandidateSearch, frontier: Frontier[PlanPoint], number: int
 def _why_alone(point: PlanPoint, alone_us: float) -> str:
     """Return the sentence that a point with stages saves something, but not WORTH_STAGES."""
     return (
-        f"{point.n_stages} stages in {point.micro_batches} micro-batches are predicted to save "
+        f"{point.n_stages} stages in {counted(point.micro_batches, 'micro-batch')} are predicted to save "
         f"{math.floor(100 * (1 - point.time_us / alone_us))}% of a step, and taken from {WORTH_STAGES:.0%} on; ask for "
         f"stages={point.n_stages} to have them, or give a profile_budget to try both"
     )

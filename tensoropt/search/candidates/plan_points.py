@@ -206,8 +206,8 @@ def _summary(points: Sequence[PlanPoint], mesh: Mesh, cuts: Sequence[SearchedSta
     for cut in cuts:
         slices_by_count.setdefault(cut.stages.n, []).append(cut.micro_batches)
     descriptions = [
-        "no stages" if n == 1 else f"{n} stages in {' or '.join(map(str, sorted(set(slices))))} micro-batches"
-        for n, slices in slices_by_count.items()
+        "no stages" if n == 1 else f"{n} stages in {' or '.join([*map(str, fewer), counted(most, 'micro-batch')])}"
+        for n, (*fewer, most) in ((n, sorted(set(slices))) for n, slices in slices_by_count.items())
     ]
     return (
         f"{counted(len(points), 'point')} on {counted(mesh.n_devices, 'device')} {mesh}: {', '.join(count_texts)}; "
