@@ -38,7 +38,7 @@ IMPORTED = ("tensorflow", "keras", "h5py", "scipy.optimize", "numba", "networkx"
 PACKAGE = "tensoropt"
 OWN = ("tensoropt.session.session", "tensoropt.trainer.parallelize")
 SOONER = {"error_handling": {"AGREEMENT_S": 3.0, "WATCH_INTERVAL_S": 0.5}, "watching": {"MISMATCH_S": 5.0}}
-"""How long a rank waits for others to fail alike, or for what they don't call, and how often it looks: less than a user's."""
+"""How long a rank waits for others to fail alike, or for what they don't call, how often it looks: less than a user's."""
 STATUS = struct.Struct("<i")
 
 
