@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from .plan_rows import PlanRows, Row, StageRows, Way
+from .plan_rows import PlanRows, Row, StageRows, Way, checked_timeline
 
-FORMAT, VERSION = "tensoropt/explanation", 4
+FORMAT, VERSION = "tensoropt/explanation", 5
 NETWORK, COPIES = "collectives", "saved copies of reshardings"
 TAKEN = "results saved for their consumers, or rematerialized"
 ACCUMULATED = "gradients accumulated beside those of parameters"
@@ -24,6 +24,7 @@ DATA_PARALLELISM, WITHOUT_STAGES = "data parallelism", "the plan without stages"
 BASELINE_US = {DATA_PARALLELISM: "data_parallel_us", WITHOUT_STAGES: "without_stages_us"}
 """The names of baselines of which interleaved steps were timed, and where their time stands."""
 COMPUTE, COLLECTIVES, OVERLAP = "compute", "collectives", "overlap"
+BESIDE, MESSAGES, WAITS = "other stages", "messages", "waits"
 _VARIABLE = "Variable"
 TIMES = ("time_us", "compute_time_us", "network_time_us", "overlap_time_us")
 OF_A_STAGE = ("devices", "last_operator", "in_flight", "deferred", "idle_share", "sum_bytes", "peak_bytes", "time_us")
@@ -62,7 +63,7 @@ def explanation(
         **{key: value[key] for key in TIMES},
         "split_operators": plan.n_split_operators,
         "collectives_per_step": plan.n_collectives,
-        "stages": [_of_stage(stage) for stage in plan.stages],
+        "stages": [_of_stage(plan, number) for number in range(len(plan.stages))],
         "has_frontier": neighbours is not None,
         **compared,
         "frontier": list(value["frontier"]),
@@ -70,17 +71,19 @@ def explanation(
     }
 
 
-def _of_stage(stage: StageRows) -> dict[str, Any]:
+def _of_stage(plan: PlanRows, number: int) -> dict[str, Any]:
     """Return what the time and the memory of a stage are spent on."""
-    peak, instant = stage.peak, None
-    if peak is not None:
+    stage = plan.stages[number]
+    peak, instant, rest = stage.peak, None, step_parts(plan, number)
+    unknown = {"others": stage.value["peak_bytes"] or 0} if rest else {}
+    if peak is not None and peak["instructions"]:
         instant = {"instruction": peak["peak_instruction"], "instructions": peak["instructions"], "makes": peak["peak_runs"]}
     return {
         **{key: stage.value[key] for key in (*OF_A_STAGE, *TIMES[1:])},
         "mesh": str(stage.mesh),
-        "time": time_parts(stage),
+        "time": [*time_parts(stage), *rest],
         "memory": memory_parts(stage),
-        "peak": [] if peak is None else _by_bytes(peak["peak_by_use"]),
+        "peak": _by_bytes(unknown if peak is None else peak["peak_by_use"]),
         "peak_instant": instant,
         "peak_tensors": [] if peak is None else _by_bytes(peak["peak_by_tensor"]),
         "layers": layer_costs(stage),
@@ -119,6 +122,47 @@ def time_parts(stage: StageRows) -> list[dict[str, Any]]:
     rows = [{"part": part, "name": name, "time_us": us} for (part, name), us in _descending(times_us)]
     overlap_us = float(stage.value.get("overlap_time_us", 0.0))
     return [*rows, {"part": OVERLAP, "name": OVERLAPPED, "time_us": -overlap_us}] if overlap_us else rows
+
+
+def step_parts(plan: PlanRows, number: int) -> list[dict[str, Any]]:
+    """Return what a stage's devices do in a step beside its :func:`time_parts`; together they add up to the step's time.
+
+    Messages that passes hide have no part.
+    """
+    if len(plan.stages) == 1:
+        return []
+    own, same = plan.stages[number].value, "on the same devices"
+    parts = [
+        (BESIDE, f"stage {i} {same}", float(stage.value["time_us"]))
+        for i, stage in enumerate(plan.stages)
+        if i != number and stage.value["devices"] == own["devices"]
+    ]
+    timeline, idle_us = checked_timeline(plan.value["timeline"]), own["idle_share"] * plan.time_us
+    sending_us = plan.time_us - idle_us - own["time_us"] - sum(time_us for *_, time_us in parts)
+    way_us = _awaited_ns(timeline, timeline["devices"].index(own["devices"])) / 1e3
+    parts.append((MESSAGES, "messages between stages, sent and awaited", max(0.0, sending_us) + min(way_us, idle_us)))
+    parts.append((WAITS, "waits for other stages", plan.time_us - own["time_us"] - sum(time_us for *_, time_us in parts)))
+    return [{"part": part, "name": name, "time_us": time_us} for part, name, time_us in parts]
+
+
+def _awaited_ns(timeline: Row, device: int) -> int:
+    """Return how long messages to some devices are on their way while these compute nothing."""
+    spans: tuple[list[tuple[int, int]], ...] = [], []
+    begin = 0
+    for text in filter(None, timeline["tasks"].split(";")):
+        of, lane, after, took, _, kind = map(int, text.split(","))
+        begin += after
+        target = (of + (1 if timeline["kinds"][kind] == "sent_on" else -1)) % len(timeline["devices"])
+        if device == (target if lane else of):
+            spans[lane].append((begin, begin + took))
+    return _covered(spans[0] + spans[1]) - _covered(spans[0])
+
+
+def _covered(spans: Iterable[tuple[int, int]]) -> int:
+    total = last = 0
+    for begin, end in sorted(spans):
+        total, last = total + max(0, end - max(begin, last)), max(end, last)
+    return total
 
 
 def ways_text(stage: StageRows, row: Row) -> str:

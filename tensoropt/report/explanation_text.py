@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..common.memory_units import memory_text
-from .explanation import BASELINE_US, COLLECTIVES, COMPUTE, INTERLEAVED, NETWORK, OVERLAP
+from .explanation import BASELINE_US, BESIDE, COLLECTIVES, COMPUTE, INTERLEAVED, NETWORK, WAITS
 from .tables import by_stage, signed, stages_table, table, with_rest
 
 MOST_ROWS = 8
@@ -29,20 +29,25 @@ def _stage(facts: dict[str, Any]) -> str:
 
 def _time(facts: dict[str, Any]) -> str:
     """Return the time per step by operator type, with all network time as one row."""
-    compute, hidden = ([row for row in facts["time"] if row["part"] == part] for part in (COMPUTE, OVERLAP))
-    network = sum(row["time_us"] for row in facts["time"] if row["part"] == COLLECTIVES)
-    amounts = sorted([*compute, {"name": NETWORK, "time_us": network}], key=lambda row: -row["time_us"])
-    rows = [*_largest(amounts, "time_us"), *((row["name"], row["time_us"]) for row in hidden)]
+    rest = [row for row in facts["time"] if row["part"] not in (COMPUTE, COLLECTIVES)]
+    network = sum(row["time_us"] for row in _rows_of(facts, COLLECTIVES))
+    amounts = sorted([*_rows_of(facts, COMPUTE), {"name": NETWORK, "time_us": network}], key=lambda row: -row["time_us"])
+    rows = [*_largest(amounts, "time_us"), *((row["name"], row["time_us"]) for row in rest)]
     return _times(rows, facts, "where the time goes")
 
 
 def _times(amounts: Iterable[Sequence[Any]], facts: dict[str, Any], header: str) -> str:
-    return table([[name, f"{us:,.1f}", _share(us, facts["time_us"])] for name, us in amounts], (header, "us", ""))
+    total_us = sum(row["time_us"] for row in facts["time"])
+    return table([[name, f"{us:,.1f}", _share(us, total_us)] for name, us in amounts], (header, "us", ""))
+
+
+def _rows_of(facts: dict[str, Any], part: str) -> list[dict[str, Any]]:
+    return [row for row in facts["time"] if row["part"] == part]
 
 
 def _reshardings(facts: dict[str, Any]) -> str:
     if not facts["reshardings"]:
-        return "nothing is communicated"
+        return f"nothing is communicated{' within the stage' * bool(_rows_of(facts, WAITS))}"
     return _times(_largest(facts["reshardings"], "time_us"), facts, "reshardings")
 
 
@@ -57,15 +62,12 @@ def _bytes(amounts: Iterable[Sequence[Any]], total: float, header: str) -> str:
 
 def _peak(facts: dict[str, Any]) -> list[str]:
     if not facts["peak"]:
-        parts = [f"{facts[key]} {key.replace('_', ' ')}" for key in ("in_flight", "deferred") if facts[key]]
-        if facts["peak_bytes"] is None or facts["in_flight"] + facts["deferred"] == 1:
-            return []
-        return [
-            f"at once, at the peak of a step: {memory_text(facts['peak_bytes'])}, with {' and '.join(parts)} of its "
-            "micro-batches and their messages, where the sum has one"
-        ]
+        return []
+    beside = "".join(f", with {row['name']}" for row in _rows_of(facts, BESIDE))
     total = sum(row["bytes"] for row in facts["peak"])
-    uses = _bytes(_largest(facts["peak"], "bytes"), total, f"at once, at the peak of a step: {memory_text(total)}")
+    uses = _bytes(_largest(facts["peak"], "bytes"), total, f"at once, at the peak of a step: {memory_text(total)}{beside}")
+    if not facts["peak_instant"]:
+        return [uses]
     instant, rows = facts["peak_instant"], [(row["name"], row["bytes"]) for row in facts["peak_tensors"][:MOST_ROWS]]
     rows.append(("all else", total - sum(n_bytes for _, n_bytes in rows)))
     tensors = _bytes([row for row in rows if row[1] > 0], total, "tensors at the peak")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from tensoropt.common.errors import InputError
 from tensoropt.ft import Budget
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
+from tensoropt.report.explanation import BESIDE, COMPUTE, MESSAGES, WAITS
 from tensoropt.report.explanation_text import explanation_text
 from tensoropt.report.pages.page import DATA_ID
 from tensoropt.search.options import find_answer
@@ -47,15 +49,14 @@ def test_a_plan_reads_back_is_explained_and_has_one_device_numbers(
     found = plan_of(name, n_stages, schedule=schedule)
     found.save(tmp_path / "plan.json")
     plan = Plan.load(tmp_path / "plan.json")
-    assert plan.to_json() == found.to_json()
+    assert plan.to_json() == found._with_peak().to_json()
     assert plan.parallelism == 4 and len(plan.stages) == n_stages
     assert found.frontier is not None and plan.frontier_table() == found.frontier.table(found.point)
     told = json.loads(said(capsys, 0, "explain", tmp_path / "plan.json", "--json"))
     assert (told["time_us"], told["peak_bytes"], told["schedule"]["name"]) == (plan.time_us, plan.peak_bytes, plan.schedule)
     assert plan.summary() == told["summary"]
     for stage, planned in zip(told["stages"], plan.stages, strict=True):
-        for what, total in (("time", planned.time_us), ("memory", planned.sum_bytes)):
-            assert sum(row["time_us" if what == "time" else "bytes"] for row in stage[what]) == pytest.approx(total)
+        assert sum(row["bytes"] for row in stage["memory"]) == planned.sum_bytes
         shown = {row[key] for row in stage["reshardings"] for key in ("tensor", "consumer")}
         assert not any("received" in name for name in (*shown, *(row["name"] for row in stage["layers"])))
         assert (stage["devices"], stage["peak_bytes"]) == (list(planned.devices), planned.peak_bytes)
@@ -80,6 +81,21 @@ def test_a_plan_reads_back_is_explained_and_has_one_device_numbers(
     check_losses(plan, models.recorded(name, "adam"))
     with pytest.raises(InputError, match="another model"):
         plan.cut(models.recorded("windows", "adam").model)
+
+
+@pytest.mark.parametrize(("n_stages", "schedule", "n"), [(4, "interleaved", 4), (2, "1f1b", 4), (2, None, 1)])
+def test_the_rows_of_a_step_and_of_a_peak_add_up(n_stages: int, schedule: str | None, n: int) -> None:
+    plan = plan_of("attention", n_stages, 2, schedule, micro_batches=n)
+    told = plan.explanation()
+    for number, stage in enumerate(told["stages"]):
+        assert sum(row["bytes"] for row in stage["peak"]) == stage["peak_bytes"]
+        parts = dict.fromkeys((BESIDE, COMPUTE, MESSAGES, WAITS), stage["time"])
+        us = {part: sum(row["time_us"] for row in rows if row["part"] == part) for part, rows in parts.items()}
+        assert math.fsum(row["time_us"] for row in stage["time"]) == pytest.approx(plan.time_us)
+        assert us[COMPUTE] == pytest.approx(stage["compute_time_us"]) and us[MESSAGES] > 0 <= us[WAITS]
+        assert us[MESSAGES] + us[WAITS] == pytest.approx(stage["idle_share"] * plan.time_us)
+        beside = f"stage {(number + 2) % 4} on the same devices"
+        assert (us[BESIDE] > 0) == (n_stages == 4) == (f", with {beside}" in plan.explain())
 
 
 def test_more_micro_batches_are_in_flight_over_a_slow_link_where_they_fit() -> None:
