@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -20,6 +22,33 @@ Progress = Callable[[str, int, int], None]
 """A function that long work calls with the name of what it does, how many parts are done, and how many there are."""
 BENEATH: list[str] = []
 """The things that any phase may wait for and doesn't know of, such as compilation, the innermost last."""
+
+
+@contextmanager
+def ended_soon(told: str) -> Iterator[None]:
+    """Have a second Ctrl-C end the process at once, and the first one while loops are compiled, though C code runs."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+
+    def watch() -> None:
+        n = 0
+        while n < 2 and (select.select([reading], [], [], 0.5 if n else None)[0] or not BENEATH):
+            if select.select([reading], [], [], 0)[0]:
+                if not (received := os.read(reading, 1)):
+                    return os.close(reading)
+                n += received[0] == signal.SIGINT
+        print(f"\ntensoropt: {told}", file=sys.stderr, flush=True)
+        os._exit(128 + signal.SIGINT)
+
+    threading.Thread(target=watch, daemon=True).start()
+    others, told_of = signal.set_wakeup_fd(writing), sys.unraisablehook
+    sys.unraisablehook = lambda error: None if error.exc_type is KeyboardInterrupt else told_of(error)  # of the compiler
+    try:
+        yield
+    finally:
+        sys.unraisablehook = told_of
+        signal.set_wakeup_fd(others)
+        os.close(writing)
 
 
 def under(progress: Progress, name: str) -> Progress:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from ...common.errors import InputError, short
 from ...common.memory_units import parse_memory
 from ...common.process.garbage import nothing_collected
+from ...common.process.progress import ended_soon
 from ...common.process.tensorflow_import import import_tensorflow
 from ...costs.objectives import MEMORY_TIME, PAIRS, TIME_COST, parse_objectives
 from ...ft import ALGORITHMS, BY_DEFAULT, Budget
@@ -202,6 +203,7 @@ def _search(arguments: argparse.Namespace, during: contextlib.ExitStack) -> bool
     if arguments.profile_budget is None:
         may_have_stages = stages is not None or any(n > hardware.levels[-1].count for hardware, n in configured)
         is_curve = arguments.option == "profiling"
+        during.enter_context(ended_soon("search interrupted"))
         during.enter_context(workers_of(len(configured) * len(per_device) if is_curve else 1 + may_have_stages))
     with nothing_collected():
         import_tensorflow()
