@@ -25,6 +25,10 @@ class InputError(TensorOptError):
     exit_code = 2
 
 
+class OrderError(ValueError):
+    """An order of passes that can't run: the message draws it, and stays in lines wherever it is quoted."""
+
+
 class OutOfMemoryError(TensorOptError):
     """A failure to get the memory that a plan needs."""
 
@@ -37,6 +41,8 @@ def short(value: object) -> str:
 
 def cut(text: object, most: int = 2 * MOST_CHARACTERS) -> str:
     """Return a text on one line, cut where it is long: a message may quote all that a damaged file holds."""
+    if isinstance(text, OrderError):
+        return str(text)
     line = " ".join(_COLOUR.sub("", str(text)).split())
     return line if len(line) <= most else f"{line[: most - 4]} ..."
 

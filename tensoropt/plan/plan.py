@@ -14,16 +14,16 @@ from ..common.errors import InputError, cut
 from ..common.files import PLAN, read_json, reading_value, write_json
 from ..common.memory_units import default_limit, memory_text
 from ..common.words import counted
-from ..program.orders.interleaved import INTERLEAVED, Interleaving, interleaving_of, most_in_flight
-from ..program.orders.passes import Orders, merged
-from ..program.orders.schedule import PLAIN, SCHEDULES, StepOrder
+from ..program.orders.interleaved import Interleaving
+from ..program.orders.passes import Orders
+from ..program.orders.schedule import PLAIN, StepOrder
 from ..report.explanation import explanation
 from ..report.explanation_text import explanation_text
 from ..report.frontier_rows import COSTS
 from ..report.pages.notebook import plan_html
 from ..report.pages.page import report_name, write_report
 from ..report.pages.plan_page import plan_report
-from ..report.plan_rows import SOURCES, PlanRows, checked_timeline, device_bytes_of, passes_text
+from ..report.plan_rows import SOURCES, PlanRows, checked_timeline, passes_text
 from ..report.sentences import milliseconds
 from ..report.tables import by_stage, stages_table
 from ..reschedule.mesh import Mesh, mesh_of
@@ -311,50 +311,22 @@ class Plan:
 
         A damaged value raises whatever error it leads to; :meth:`load` turns that into an InputError.
         """
-        device_bytes_of(value["assumed"])
-        schedule, name = value["schedule"], value["schedule"]["name"]
-        micro_batches = int(schedule["micro_batches"])
-        plan = cls(
-            stages=tuple(StagePlan.from_json(stage, micro_batches) for stage in value["stages"]),
+        order = PlanRows(value).checked_order()
+        return cls(
+            stages=tuple(map(StagePlan.from_json, value["stages"])),
             mesh=mesh_of(value["mesh"]),
             time_us=float(value["time_us"]),
             model_digest=str(value["model_digest"]),
             exact=bool(value["exact"]),
             option=str(value["option"]),
-            schedule=str(name),
-            micro_batches=micro_batches,
-            interleaving=interleaving_of(schedule if name == INTERLEAVED else None, len(value["stages"])),
+            schedule=order.schedule,
+            micro_batches=order.n_micro_batches,
+            interleaving=order.interleaving,
             timeline=checked_timeline(value["timeline"]) if "timeline" in value else None,
             assumed=dict(value["assumed"]),
             frontier_text="\n".join(map(str, value["frontier"])),
             why_stages=str(value.get("why_stages", "")),
         )
-        plan.check_stages()
-        return plan
-
-    def check_stages(self) -> None:
-        """Check that the stages fit together.
-
-        Raises:
-            ValueError: they don't.
-        """
-        n_stages = len(self.stages)
-        is_cut = n_stages > 1
-        if self.micro_batches < 1:
-            raise ValueError(f"{self.micro_batches} micro-batches")
-        if is_cut != (self.timeline is not None):
-            raise ValueError(f"{n_stages} stages {'with' if self.timeline else 'without'} a timeline")
-        if self.schedule not in (PLAIN, *SCHEDULES) or is_cut == (self.schedule == PLAIN):
-            raise ValueError(f"{n_stages} stages by a schedule {self.schedule!r}")
-        merged(self.orders)
-        submeshes, n_submeshes = self.submeshes, len(self.submeshes)
-        devices = [device for submesh in submeshes for device in submesh]
-        is_cyclic = all(stage.devices == submeshes[i % n_submeshes] for i, stage in enumerate(self.stages))
-        if devices != list(range(self.parallelism)) or n_submeshes != len(self.orders) or not is_cyclic:
-            raise ValueError("its stages don't fit together")
-        counts = [(stage.in_flight, stage.deferred) for stage in self.stages]
-        if self.interleaving and counts != [(count, 0) for count in most_in_flight(n_stages, self.orders)]:
-            raise ValueError("its stages don't have as many micro-batches in flight as it says")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how another process makes it of what its file has, without its frontier."""

@@ -164,21 +164,14 @@ class StagePlan:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any], micro_batches: int) -> StagePlan:
+    def from_json(cls, value: Mapping[str, Any]) -> StagePlan:
         """Return a stage from its JSON value, the inverse of :meth:`to_json`; a damaged one raises what it leads to."""
         mesh = mesh_of(value["mesh"])
-        reshardings = tuple(planned_resharding(mesh, entry) for entry in value["reshardings"])
-        counts = [resharding.n_runs for resharding in reshardings if resharding.n_runs not in (1, micro_batches)]
-        if counts:
-            raise ValueError(f"a resharding is made {counts[0]} times in a step of {micro_batches} micro-batches")
-        devices = tuple(map(int, value["devices"]))
-        if len(devices) != mesh.n_devices:
-            raise ValueError(f"a stage on {len(devices)} devices has a mesh of {mesh.n_devices}")
         return cls(
             mesh=mesh,
-            devices=devices,
+            devices=tuple(map(int, value["devices"])),
             operators=tuple(PlannedOperator.from_json(mesh, op) for op in value["operators"]),
-            reshardings=reshardings,
+            reshardings=tuple(planned_resharding(mesh, entry) for entry in value["reshardings"]),
             sum_bytes=int(value["sum_bytes"]),
             peak_bytes=None if value["peak_bytes"] is None else int(value["peak_bytes"]),
             time_us=float(value["time_us"]),

@@ -11,6 +11,9 @@ from typing import Any
 
 from ..common.memory_units import default_limit, memory_text
 from ..common.words import counted
+from ..program.orders.interleaved import INTERLEAVED, interleaving_of, most_in_flight
+from ..program.orders.passes import merged
+from ..program.orders.schedule import PLAIN, SCHEDULES, StepOrder
 from ..reschedule.halo import HALO, HaloStep, Window
 from ..reschedule.layout import Layout
 from ..reschedule.mesh import Mesh, mesh_of
@@ -21,6 +24,7 @@ SOURCES = ("Variable", "Placeholder", "Const")
 """Types of operators that compute nothing."""
 NO_LAYER, MOSTLY = "(no layer)", 0.6
 RECEIVED, LOSS_OF_STAGE = "what other stages send", "a loss in place of later stages"
+_AMOUNTS = ("sum_bytes", "peak_bytes", "time_us", "compute_time_us", "overlap_time_us")
 _NUMBERS_OF_A_TASK = 6
 _NUMBERED = re.compile(r"_\d+$")
 
@@ -269,12 +273,52 @@ class PlanRows:
 
     def check(self) -> None:
         """Read all that is told of a plan, which raises whatever error damage leads to."""
-        if not self.stages:
+        _ = self.checked_order(), self.layers, self.needed_bytes, self.n_collectives
+        _ = [stage.peak for stage in self.stages]
+
+    def checked_order(self) -> StepOrder:
+        """Return the order of a step's passes, after checking that it can run and that the stages fit together.
+
+        Raises:
+            LookupError, TypeError, ValueError: it can't, or they don't.
+        """
+        value, stages = self.value, self.value["stages"]
+        if not stages:
             raise ValueError("a plan has at least one stage")
-        _ = self.mesh, self.device_bytes, self.layers, self.needed_bytes, self.n_collectives, self.micro_batches
-        _ = [(stage.peak, stage.value["devices"]) for stage in self.stages]
-        if len(self.stages) > 1:
-            checked_timeline(self.value["timeline"])
+        schedule, n_stages, timeline = value["schedule"], len(stages), value.get("timeline")
+        name, n, _ = schedule["name"], schedule["micro_batches"], self.device_bytes
+        rows = [row for stage in stages for row in (stage, *stage["operators"], *stage["reshardings"])]
+        negative = [key for row in (value, *rows) for key in _AMOUNTS if (row.get(key) or 0) < 0]
+        if negative:
+            raise ValueError(f"{negative[0]} is below 0")
+        if (n_stages > 1) != (timeline is not None):
+            raise ValueError(f"{counted(n_stages, 'stage')} {'without' if timeline is None else 'with'} a timeline")
+        # Each micro-batch has tasks, so a wrong number doesn't make an order that is longer than the file.
+        n_tasks = None if timeline is None else checked_timeline(timeline)["tasks"].count(";") + 1
+        if type(n) is not int or n < 1 or (n_tasks is not None and n > n_tasks):
+            raise ValueError(f"{n} micro-batches")
+        if name not in (SCHEDULES if n_stages > 1 else (PLAIN,)):
+            raise ValueError(f"{counted(n_stages, 'stage')} by a schedule {name!r}")
+        counts = [(stage["in_flight"], stage["deferred"]) for stage in stages]
+        if not all(type(ahead) is int is type(later) and 1 <= ahead <= n and 0 <= later <= n for ahead, later in counts):
+            raise ValueError(f"stages have (in flight, deferred) {counts} of {n} micro-batches")
+        in_flight, deferred = zip(*counts, strict=True)
+        order = StepOrder(name, n, in_flight, deferred, interleaving_of(schedule if name == INTERLEAVED else None, n_stages))
+        if n_stages > 1:
+            merged(order.orders)
+        devices = [tuple(stage["devices"]) for stage in stages]
+        submeshes = list(dict.fromkeys(devices))
+        sizes = [mesh_of(stage["mesh"]).n_devices for stage in stages]
+        are_all = [device for submesh in submeshes for device in submesh] == list(range(self.mesh.n_devices))
+        is_cyclic = tuple(map(submeshes.index, devices)) == order.submeshes
+        if not are_all or not is_cyclic or sizes != list(map(len, devices)):
+            raise ValueError("its stages don't fit together")
+        if order.interleaving and counts != [(count, 0) for count in most_in_flight(n_stages, order.orders)]:
+            raise ValueError("its stages don't have as many micro-batches in flight as it says")
+        n_runs = {row.get("n_runs", 1) for row in rows} - {1, n}
+        if n_runs:
+            raise ValueError(f"a resharding is made {min(n_runs)} times in a step of {n} micro-batches")
+        return order
 
 
 def checked_timeline(value: Row) -> dict[str, Any]:

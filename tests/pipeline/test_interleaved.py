@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from itertools import product
@@ -26,6 +27,7 @@ from tensoropt.program.memory.pass_memory import Messages, pass_memory, peak_tog
 from tensoropt.program.orders.interleaved import INTERLEAVED, interleaved_orders, most_in_flight, tried_interleavings
 from tensoropt.program.orders.passes import BACKWARD, FORWARD, Pass, merged
 from tensoropt.program.orders.schedule import StepOrder, tried_orders
+from tensoropt.report.reading import read_points
 from tensoropt.runtime.execution import execute
 from tensoropt.runtime.other_programs import peak_beside
 from tensoropt.runtime.ranks import Processes
@@ -162,6 +164,10 @@ def test_stages_are_on_submeshes_in_turn_and_a_plan_reads_back(tmp_path) -> None
     ):
         with pytest.raises(ValueError, match=r"wait for each other|can't be interleaved"):
             Plan.from_json({**value, "schedule": damaged})
+    (tmp_path / "plan.json").write_text(json.dumps({**value, "schedule": {**value["schedule"], "ahead": [1, 1]}}))
+    for read in (Plan.load, read_points):  # the grid stays in lines
+        with pytest.raises(InputError, match=r"damaged.*in brackets.*\nsubmesh 0 .*\[.*\].*\nsubmesh 1 .*\[.*; save it"):
+            read(tmp_path / "plan.json")
     more = {**value["schedule"], "ahead": [each + 1 for each in value["schedule"]["ahead"]]}
     with pytest.raises(ValueError, match=r"don't have as many micro-batches in flight as it says|wait for each other"):
         Plan.from_json({**value, "schedule": more})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from tensoropt.profiling.hardware import named
 from tensoropt.report.explanation import BESIDE, COMPUTE, MESSAGES, WAITS
 from tensoropt.report.explanation_text import explanation_text
 from tensoropt.report.pages.page import DATA_ID
+from tensoropt.report.reading import read_points
 from tensoropt.search.options import find_answer
 from tensoropt.search.request import Request, checked_stages
 from tensoropt.sharding.stages import Stages
@@ -137,21 +139,32 @@ def test_zero_bubble_is_chosen_where_it_pays_and_fits_the_limit() -> None:
     assert "deferred" in chosen.table() and "zero-bubble" in chosen.brief()
 
 
-def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
-    whole = plan_of("mlp", 2).to_json()
-    value = deepcopy(whole)
-    for change, why in (
-        (lambda: value["stages"][1].update(devices=[0, 1]), r"damaged.*don't fit together"),
-        (lambda: value["timeline"].update(tasks="0,0,0,1,0"), r"damaged.*a task has 5 numbers, expected 6"),
-        (lambda: value.pop("timeline"), r"damaged.*timeline"),
-    ):
-        change()
-        (tmp_path / "plan.json").write_text(json.dumps(value))
-        with pytest.raises(InputError, match=why):
-            Plan.load(tmp_path / "plan.json")
-    (tmp_path / "plan.json").write_text(json.dumps(whole | {"stages": []}))
-    with pytest.raises(InputError, match=r"damaged.*0 stages with a timeline"):
-        Plan.load(tmp_path / "plan.json")
+def test_a_damaged_plan_is_refused_by_whatever_reads_it(tmp_path: Path) -> None:
+    whole, file = plan_of("mlp", 2).to_json(), tmp_path / "plan.json"
+    damage: list[tuple[Callable[[Any], object], str]] = [
+        (lambda value: value["stages"][1].update(devices=[0, 1]), "don't fit together"),
+        (lambda value: value["stages"][0].update(devices=[5]), "don't fit together"),
+        (lambda value: value["stages"].reverse(), "don't fit together"),
+        (lambda value: value["stages"].pop(), "1 stage with a timeline"),
+        (lambda value: value["stages"].clear(), "a plan has at least one stage"),
+        (lambda value: value.pop("timeline"), "2 stages without a timeline"),
+        (lambda value: value["timeline"].update(tasks="0,0,0,1,0"), "a task has 5 numbers, expected 6"),
+        (lambda value: value["schedule"].update(name="1f2b"), "2 stages by a schedule '1f2b'"),
+        (lambda value: value["schedule"].update(name="plain"), "2 stages by a schedule 'plain'"),
+        (lambda value: value["schedule"].update(micro_batches=0), "0 micro-batches"),
+        (lambda value: value["schedule"].update(micro_batches=10**9), "1000000000 micro-batches"),
+        (lambda value: value["stages"][0].update(in_flight=0), r"stages have \(in flight, deferred\) \[\(0, 0\)"),
+        (lambda value: value["stages"][1].update(deferred=-1), r"stages have \(in flight, deferred\) .*-1\)\]"),
+        (lambda value: value.update(time_us=-5), "time_us is below 0"),
+        (lambda value: value["stages"][1].update(peak_bytes=-5), "peak_bytes is below 0"),
+        (lambda value: value["stages"][1]["operators"][0].update(sum_bytes=-1), "sum_bytes is below 0"),
+    ]
+    for change, why in damage:
+        change(value := deepcopy(whole))
+        file.write_text(json.dumps(value))
+        for read in (Plan.load, read_points):
+            with pytest.raises(InputError, match=f"damaged.*{why}"):
+                read(file)
 
 
 @pytest.mark.parametrize(

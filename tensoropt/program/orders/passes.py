@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from tabulate import tabulate
 
+from ...common.errors import OrderError
+
 FORWARD, BACKWARD, PARAMETERS = WORKS = "forward", "backward", "parameters"
 """The kinds of passes of a micro-batch: the forward pass; the backward pass, which computes all gradients, or those that an
 earlier stage waits for; and the pass that computes the gradients of parameters which the backward pass has left."""
@@ -41,7 +43,7 @@ def merged(orders: Orders) -> list[Pass]:
     """Return one order of all passes: each submesh's own, and each pass after those that it needs.
 
     Raises:
-        ValueError: there is none; the message draws the orders, with the passes that wait for each other marked.
+        OrderError: there is none; the message draws the orders, with the passes that wait for each other marked.
     """
     n_stages = 1 + max((run.stage for order in orders for run in order), default=0)
     passes, n_before, at = dict[Pass, None](), -1, [0] * len(orders)
@@ -56,5 +58,5 @@ def merged(orders: Orders) -> list[Pass]:
         for row, index in zip(rows, at, strict=True):
             row[index + 1 :] = [f"[{name}]" for name in row[index + 1 : index + 2]] + row[index + 2 :]
         grid = tabulate(rows, tablefmt="plain", disable_numparse=True)
-        raise ValueError(f"passes wait for each other, in brackets those that can't run:\n{grid}")
+        raise OrderError(f"passes wait for each other, in brackets those that can't run:\n{grid}")
     return list(passes)
