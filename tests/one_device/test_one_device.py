@@ -23,7 +23,7 @@ from one_device.models import recorded
 from one_device.running import ALONE, check, engine_of
 from tensoropt.profiling.hardware import named
 from tensoropt.program.step import StepProgram, step_program
-from tensoropt.program.tasks import BACKWARD, FEED, FORWARD, SEND, Task
+from tensoropt.program.tasks import BACKWARD, FEED, FORWARD, JOIN, SEND, Task
 from tensoropt.runtime.step import function_emission as emission
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -78,12 +78,13 @@ EXCHANGES: Mapping[str, Callable[[Task], bool]] = {
     "send back": lambda task: (task.work, task.direction) == (SEND, BACKWARD),
     "receive": lambda task: task.work == FEED and "/received_" in task.site.name and bool(task.writes),
     "receive a gradient": lambda task: (task.work, task.direction, task.reads) == (FEED, BACKWARD, ()),
+    "join micro-batches": lambda task: task.work == JOIN,
 }
 
 
 @pytest.mark.parametrize("kind", EXCHANGES)
 def test_what_no_task_exchanges_is_not_there(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stage without the task that sends a tensor or its gradient to it, or receives it, can't be built."""
+    """Without a task that sends or receives a tensor or its gradient, or joins a tensor's parts, a step can't be built."""
     draw = next(draw for seed in range(99) if (draw := drawn(seed)).n_stages == 2 and draw.n > 1 and not refusal(draw))
     engine, feeds = engine_of(draw, plan_of(draw), ALONE), feeds_of(draw.model.graph, draw.model.batches[0])
     n_left_out = 0
