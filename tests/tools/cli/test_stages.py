@@ -49,6 +49,7 @@ def test_a_frontier_with_stages_is_kept_and_asked(
     file, plan_file = tmp_path / "frontier.json", tmp_path / "plan.json"
     asked = ("--stages", "1,2", "--micro-batches", "4", "--frontier", str(file), "--plan", str(plan_file))
     assert main([*SEARCH, *asked]) == 0
+    assert "no baselines are stored" in capsys.readouterr().out
     found = tensoropt.load_frontier(str(file))
     assert found.gaps is not None and found.gaps.tolist() == [row["gap"] for row in found.value["points"]]
     told = json.loads(said(capsys, 0, "plans", file, "--top", 100, "--json"))["plans"]
