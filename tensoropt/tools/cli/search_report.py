@@ -161,7 +161,10 @@ def _frontier_json(setup: SearchSetup, plan: Plan) -> dict[str, Any]:
     points = [{**frontier.row(number), of_bound: bound_ns / 1e3} for number, bound_ns in enumerate(lower.tolist())]
     whole = next(iter(frontier.without_stages), None)
     if gaps is None and whole is not None:
-        gaps = whole.certified.gaps
+        gaps, (searched,) = whole.certified.gaps, frontier.searched
+        (combined,) = searched.combinations
+        of_points = searched.gaps(combined.points, combined.order, result.time_ns / 1e3)
+        points = [{**point, "gap": gap} for point, gap in zip(points, of_points.tolist(), strict=True)]
     return {
         "cluster": setup.hardware.name,
         "devices": frontier.mesh.n_devices,

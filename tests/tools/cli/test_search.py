@@ -64,7 +64,7 @@ def test_frontier_and_plan_are_printed_and_written(tmp_path, capsys):
     for point in points:
         assert point["compute_time_us"] + point["network_time_us"] == pytest.approx(point["time_us"])
         assert point["bound_time_us"] == point["time_us"]
-        assert point["exact"]
+        assert point["exact"] and point["gap"] == pytest.approx(0.0, abs=1e-9)
     plan = Plan.load(plan_file)
     chosen = points[found["chosen"]]
     assert (plan.sum_bytes, plan.time_us) == (chosen["sum_bytes"], chosen["time_us"])
