@@ -129,7 +129,7 @@ def step_parts(plan: PlanRows, number: int) -> list[dict[str, Any]]:
 
     Messages that passes hide have no part.
     """
-    if len(plan.stages) == 1:
+    if "timeline" not in plan.value:
         return []
     own, same = plan.stages[number].value, "on the same devices"
     parts = [

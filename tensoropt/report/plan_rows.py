@@ -297,14 +297,14 @@ class PlanRows:
         n_tasks = None if timeline is None else checked_timeline(timeline)["tasks"].count(";") + 1
         if type(n) is not int or n < 1 or (n_tasks is not None and n > n_tasks):
             raise ValueError(f"{n} micro-batches")
-        if name not in (SCHEDULES if n_stages > 1 else (PLAIN,)):
+        if name not in ((PLAIN,) if timeline is None else SCHEDULES):
             raise ValueError(f"{counted(n_stages, 'stage')} by a schedule {name!r}")
         counts = [(stage["in_flight"], stage["deferred"]) for stage in stages]
         if not all(type(ahead) is int is type(later) and 1 <= ahead <= n and 0 <= later <= n for ahead, later in counts):
             raise ValueError(f"stages have (in flight, deferred) {counts} of {n} micro-batches")
         in_flight, deferred = zip(*counts, strict=True)
         order = StepOrder(name, n, in_flight, deferred, interleaving_of(schedule if name == INTERLEAVED else None, n_stages))
-        if n_stages > 1:
+        if timeline is not None:
             merged(order.orders)
         devices = [tuple(stage["devices"]) for stage in stages]
         submeshes = list(dict.fromkeys(devices))

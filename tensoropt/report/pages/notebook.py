@@ -18,14 +18,14 @@ SUM, SUM_GOES = "paper's sum per device", "where the paper's sum goes"
 
 
 def plan_html(facts: dict[str, Any]) -> str:
-    """Return an explanation as HTML: the stages where there are several, where time and memory go, and the layers."""
+    """Return an explanation as HTML: the stages, where time and memory go, and the layers."""
     stages = facts["stages"]
     rows = [
         [str(number), listed(stage["devices"]), memory_text(stage["peak_bytes"] or stage["sum_bytes"]),
          time_text(stage["time_us"]), f"{stage['idle_share']:.0%}"]
         for number, stage in enumerate(stages)
     ]  # fmt: skip
-    table = _table(rows, ("stage", "devices", "memory per device", "time", "idle")) if len(stages) > 1 else ""
+    table = _table(rows, ("stage", "devices", "memory per device", "time", "idle"))
     return f"<p>{html.escape(facts['summary'])}</p>{table}{''.join(map(_stage_html, stages))}"
 
 

@@ -77,8 +77,7 @@ def _compare(arguments: argparse.Namespace) -> None:
     stage_plans: dict[str, Plan | None] = {}
     if model.placed:
         with display.phase("search of the placement"):
-            placed_plan = mini_time(replace(request, limit_bytes=None, space=None, placed=model.placed), count)
-            stage_plans |= {"placed": placed_plan} if len(placed_plan.stages) > 1 else {}
+            stage_plans["placed"] = mini_time(replace(request, limit_bytes=None, space=None, placed=model.placed), count)
     with display.phase("search"):
         model_frontier = find_frontier(request, count)
         if not model.placed:
