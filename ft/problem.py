@@ -92,7 +92,6 @@ class Node:
 
     @property
     def n_states(self) -> int:
-        """Return the number of states."""
         return len(self.mem_bytes)
 
 

@@ -46,7 +46,6 @@ class ComputeBetween:
 
     @property
     def n_numbers(self) -> int:
-        """The number of float32 numbers in the array."""
         return self.n_bytes // 4
 
 

@@ -63,7 +63,6 @@ class Path:
             raise ReschedulingError(f"the steps end at {layout}, expected {self.target}")
 
     def time_ns(self, costs: StepCosts, itemsize: int) -> int:
-        """Return the sum of the steps' times."""
         return sum(step_time_ns(step, self.shape, itemsize, costs) for step in self.steps)
 
     @property

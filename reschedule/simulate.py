@@ -22,7 +22,6 @@ def simulate(path: Path, shards: Sequence[Array]) -> list[Array]:
 
 
 def simulate_step(step: Step | HaloStep, shape: Shape, shards: Sequence[Array]) -> list[Array]:
-    """Return the shards of all ranks after one step."""
     mesh = step.source.mesh
     ranks = [as_rank(step, shape, rank) for rank in range(mesh.n_devices)]
     if not step.communicates:

@@ -116,7 +116,6 @@ def leading_dim(shape: Shape) -> int:
 
 
 def make_step(source: Layout, move: Move) -> Step:
-    """Return the step that makes ``move`` from ``source``."""
     target = Layout(source.mesh, *move.target)
     return Step(move.kind, move.axes, move.dim, move.to_dim, source=source, target=target)
 

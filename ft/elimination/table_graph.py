@@ -116,7 +116,6 @@ class TableGraph:
         return tuple(sorted({variable for scope in self.tables for variable in scope}))
 
     def neighbours(self, variable: int) -> tuple[int, ...]:
-        """Return the other variables of the variable's tables, ascending."""
         result = self._neighbours.get(variable)
         if result is None:
             scopes = self._scopes.get(variable, ())
@@ -236,11 +235,9 @@ class TableGraph:
         return self.repeated("sum", (a, b), lambda: sum_out(a, b, variable), variable)
 
     def product(self, a: Table, b: Table) -> Table:
-        """Return the product of two tables."""
         return self.repeated("product", (a, b), lambda: combine(a, b))
 
     def thinned(self, table: Table) -> Table:
-        """Return a table thinned, if need be."""
         return self.repeated("thinned", (table,), lambda: self.thinning.apply(table))
 
     def settle(self, variable: int) -> None:
@@ -286,7 +283,6 @@ class TableGraph:
         return [self.tables[scope] for scope in self._scopes.get(variable, ())]
 
     def _pop_tables_of(self, variable: int) -> list[Table]:
-        """Remove the variable's tables from the graph and return them."""
         tables = self._tables_of(variable)
         for table in tables:
             self._forget(table.scope)
@@ -312,7 +308,6 @@ class TableGraph:
 
 
 def _without(table: Table, variable: int) -> Table:
-    """Return a table without a variable that has a single state."""
     scope = tuple(other for other in table.scope if other != variable)
     cells = np.arange(table.n_cells, dtype=np.int64)
     return table.take(cells, scope, np.delete(table.states, table.scope.index(variable), axis=1))

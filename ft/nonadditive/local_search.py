@@ -135,7 +135,6 @@ class _Points:
         return result
 
     def take(self, indices: Ints) -> _Points:
-        """Return some of the points."""
         return _Points(self.strategies[indices], self.mem[indices], self.time[indices], self.segments[:, indices])
 
     def with_(self, other: _Points) -> _Points:
@@ -212,7 +211,8 @@ class Descent:
         Returns:
             Their true memory, int64[P], their time, int64[P], and the strategies, int32[P, nodes].
         """
-        new = self._points(strategies)
+        mem, time_ns = summed(self.problem, strategies)
+        new = _Points(strategies, mem, time_ns, self.transient.by_segment(self.problem, strategies))
         best = new = new.take(reduce_unsorted(new.true_mem, new.time))
         for _ in range(ROUNDS):
             if time.monotonic() > self.deadline or not len(new.mem):
@@ -224,11 +224,6 @@ class Descent:
             indices = reduce_unsorted(union.true_mem, union.time)
             best, new = union.take(indices), union.take(indices[indices >= n_before])
         return best.true_mem, best.time, best.strategies
-
-    def _points(self, strategies: States) -> _Points:
-        """Return strategies with their costs, computed from scratch."""
-        mem, time_ns = summed(self.problem, strategies)
-        return _Points(strategies, mem, time_ns, self.transient.by_segment(self.problem, strategies))
 
     def _changed(self, points: _Points, best: _Points) -> _Points:
         """Return the changed points that are Pareto-minimal among all changed points and the best ones so far."""

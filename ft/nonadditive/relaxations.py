@@ -82,7 +82,6 @@ class Relaxations:
         self._costs, self._times = np.zeros((len(self.transient.segments), 0)), np.zeros(0, np.int64)
 
     def relaxed(self, relaxation: Charge | Cap) -> Problem:
-        """Return the problem of a relaxation."""
         if isinstance(relaxation, Charge):
             return self.transient.weighted(self.problem, np.array(relaxation.weights) / UNITS)
         return self.transient.capped(self.problem, int(self._levels[relaxation.level]))

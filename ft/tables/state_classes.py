@@ -94,7 +94,6 @@ def _merge_by_class(a: Table, b: Table, variable: int) -> tuple[Table, Table]:
 
 
 def _only_representatives(table: Table, variable: int, representative: Ints) -> Table:
-    """Return the table with the cells of representatives only."""
     column = table.column(variable)
     cells = np.flatnonzero(representative[column] == column)
     return table.take(cells, table.scope, table.states[cells])

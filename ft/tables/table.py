@@ -79,12 +79,10 @@ class Table:
 
     @property
     def n_cells(self) -> int:
-        """Return the number of cells."""
         return len(self.states)
 
     @property
     def n_points(self) -> int:
-        """Return the number of points of all cells."""
         return len(self.mem)
 
     @property

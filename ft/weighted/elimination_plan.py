@@ -191,7 +191,6 @@ class _Planner:
                 self._eliminate(effort)
 
     def _estimate(self, variable: int) -> None:
-        """Estimate the elimination of a variable and queue it."""
         of_others = sorted(t for t in self.live[variable] if len(self.plan.shapes[t].scope) > 1)
         effort = self.efforts[variable] = self._effort(variable, of_others)
         self.n_queued += 1

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -97,12 +97,6 @@ class _Back:
     outer: Floats
     of_state: Floats
     of_inputs: tuple[Floats, ...]
-
-
-def _moves(of_buckets: Sequence[Floats]) -> list[Floats]:
-    """Return how far the marginals of all buckets but the first are below their mean, state by state."""
-    mean = np.mean(of_buckets, axis=0)
-    return [less(mean, marginals, np.empty_like(marginals)) for marginals in of_buckets[1:]]
 
 
 def _is_sample(number: int, n: int, samples: int) -> bool:
@@ -286,7 +280,9 @@ class WeightedPass:
                 outside.update(zip(results, back.of_inputs, strict=True))
                 of_buckets.append(back.of_state)
             if len(of_buckets) > 1:
-                self.moves[step.variable] = _moves(of_buckets)
+                # How far the marginals of all buckets but the first are below their mean, state by state.
+                mean = np.mean(of_buckets, axis=0)
+                self.moves[step.variable] = [less(mean, state, np.empty_like(state)) for state in of_buckets[1:]]
             nodes[step.variable] = of_buckets[0] if len(of_buckets) == 1 else np.max(of_buckets, axis=0)
             for number in step.own:
                 if number >= n_given:

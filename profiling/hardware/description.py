@@ -131,7 +131,6 @@ class CollectiveTable:
         object.__setattr__(self, "spread", spreads)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a hardware file has of it."""
         value = {"bytes": list(self.n_bytes), "time_us": list(self.time_us)}
         return {**value, "spread": list(self.spread)} if self.spread else value
 

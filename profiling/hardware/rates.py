@@ -142,7 +142,6 @@ def _rate(value: object, path: str) -> OperatorRate:
 
 
 def rates_to_json(rates: Rates) -> dict[str, Any]:
-    """Return the rates as a hardware file has them."""
     return {
         name: {dtype: {way: asdict(rate) for way, rate in ways.items()} for dtype, ways in dtypes.items()}
         for name, dtypes in rates.items()

@@ -126,7 +126,6 @@ class LayoutNumbers:
         return self._number_of_layout[layout]
 
     def _add(self, rows: np.ndarray) -> None:
-        """Add the rows of new layouts, of one rank."""
         rank, places = int(rows[0, 0]), rows[:, 1:]
         dims = places // max(1, self.n_axes)
         blocks = np.ones((len(rows), max(rank, self._blocks.shape[1])), np.int64)

@@ -42,5 +42,4 @@ def _version(package: str) -> str:
 
 
 def _numbers(version: str) -> list[int]:
-    """Return the major and the minor number."""
     return [int(part) for part in version.split(".")[:2]] if version else []

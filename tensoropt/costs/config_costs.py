@@ -55,7 +55,6 @@ class ConfigCosts:
 
     @cached_property
     def interfaces(self) -> Interfaces:
-        """The operator's interfaces."""
         return Interfaces(self.arrays, self.costing.reshardings.numbers)
 
     @cached_property

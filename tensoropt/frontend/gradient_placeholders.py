@@ -43,7 +43,6 @@ class LossGradients:
     own: tuple[tf.Tensor | tf.IndexedSlices, ...] | None = None
 
     def has(self, op: tf.Operation) -> bool:
-        """Return whether an operator is one of the placeholders."""
         rows = [tensor for slices in self.rows if slices is not None for tensor in (slices.values, slices.indices)]
         return any(tensor.op is op for tensor in (*self.dense, *rows))
 

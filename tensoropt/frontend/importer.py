@@ -278,7 +278,6 @@ class _Importer:
         return tensor
 
     def import_body(self, graph: tf.Graph, outputs: Sequence[tf.Operation], lines: Mapping[str, str]) -> Graph:
-        """Import the body of a composite operator."""
         return import_graph(graph, (), lines, outputs)
 
     def _import_item(self, op: tf.Operation) -> None:

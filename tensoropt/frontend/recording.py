@@ -110,7 +110,10 @@ class Recording:
 
     def has(self, value: object) -> bool:
         """Return whether a tensor or operation was recorded here."""
-        return _graph_of(value) is self.graph
+        try:
+            return getattr(value, "graph", None) is self.graph
+        except RuntimeError:  # eager variables
+            return False
 
     def use_own_gradients(self, loss: tf.Tensor) -> None:
         """Put TensorFlow's own gradients in the place of placeholders behind a loss; raise InputError if there are none."""
@@ -149,13 +152,6 @@ class Recording:
             with self.graph.as_default(), tf.control_dependencies(assigns):
                 self._by_hand = tf.no_op(name="updates_by_hand")
         return RecordedStep(self._by_hand, None, (), Classic("sgd"))
-
-
-def _graph_of(value: object) -> object:
-    try:
-        return getattr(value, "graph", None)
-    except RuntimeError:  # eager variables
-        return None
 
 
 def record_minimize(

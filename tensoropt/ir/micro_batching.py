@@ -40,7 +40,6 @@ class MicroBatch:
         return tensor.name in self.micro_batching.forms
 
     def takes(self, operator: str, position: int) -> bool:
-        """Return whether this micro-batch uses an operand."""
         return self.index == 0 or (operator, position) not in self.micro_batching.once
 
     def full_batch(self, op: Operator) -> Operator:

@@ -82,7 +82,6 @@ class TaskEmission:
             self.record.passes.append(Created(start, graph.version))
 
     def value(self, value: Value) -> Values:
-        """Return the local values of a value."""
         values = self.values_or_none(value)
         assert values is not None, f"{value} is read, and has no values"
         return values
@@ -113,7 +112,6 @@ class TaskEmission:
         return self.values[value]
 
     def _emit(self, task: Task) -> None:
-        """Emit a task."""
         match task.work, task.direction:
             case "feed", "forward":
                 self._feed(task)

@@ -91,7 +91,6 @@ def _ends(graph: Graph, gradients: Gradients) -> tuple[set[str], list[Tensor], l
 
 
 def _of_pass(graph: Graph, gradients: Gradients, backward: Backward | None) -> Backward:
-    """Return the backward pass found for gradients."""
     if backward is None:
         loss = graph.producers[gradients.loss.name].where()
         raise InputError(

@@ -108,7 +108,6 @@ _SPECIAL: dict[str, Special] = {}
 
 
 def special_lowering(op_type: str) -> Special | None:
-    """Return the special lowering of an operator type, or None if it has none."""
     return _SPECIAL.get(op_type)
 
 

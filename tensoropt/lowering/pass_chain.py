@@ -114,5 +114,4 @@ class PassChain:
 
 
 def _graph() -> tf.Graph:
-    """Return the graph that is being built."""
     return tf.compat.v1.get_default_graph()

@@ -178,7 +178,6 @@ class Pullback:
         return self._functions[op.name]
 
     def _add(self, tensor: tf.Tensor, gradient: Gradient) -> None:
-        """Add a gradient to those that have come to a tensor."""
         earlier = self._gradients.get(key_of(tensor))
         if earlier is not None:
             gradient = tf.add_n([tf.convert_to_tensor(earlier), tf.convert_to_tensor(gradient)])

@@ -121,7 +121,6 @@ class RunningClassic(RunningOptimizer):
         return PendingUpdate(None, lambda sums: self._apply(numbers, emission))
 
     def _apply(self, numbers: Mapping[str, list[Any]], emission: Emission) -> None:
-        """Emit the update."""
         for n, (name, variables) in enumerate(zip(self._shards.names, self._shards.variables, strict=True)):
             gradients: Sequence[Gradient] | None = emission.gradients[n][0]
             if emission.indices[n]:

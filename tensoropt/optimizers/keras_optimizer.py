@@ -203,7 +203,6 @@ class KerasOptimizer:
         )
 
     def imported(self, convert: Callable[[tf.Tensor], Tensor]) -> KerasOptimizer:
-        """Return the same optimizer, with the imported condition."""
         return self if self.condition is None else replace(self, condition=convert(self.condition))
 
     def __str__(self) -> str:

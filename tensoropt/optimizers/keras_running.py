@@ -236,7 +236,6 @@ class RunningKeras:
     # A step
 
     def scaled(self, losses: Values) -> Values:
-        """Return the losses as Keras's optimizer scales them."""
         return [on_rank.copy.scale_loss(loss) for on_rank, loss in zip(self._on, losses, strict=True)]
 
     def train(self, emission: Emission) -> PendingUpdate:

@@ -61,7 +61,6 @@ def draw_points(
 
 
 def save_picture(axes: Axes, path: str | os.PathLike[str]) -> None:
-    """Write a picture of the axes to a file."""
     try:
         write_atomically(path, lambda partial: axes.figure.canvas.print_figure(partial, dpi=PICTURE_DPI), "picture")
     except ValueError as error:

@@ -177,7 +177,6 @@ def _path(mesh: Mesh, layouts: list[str], shape: Shape) -> Path:
 
 
 def _halo_json(step: HaloStep) -> dict[str, Any]:
-    """Return a halo exchange as JSON."""
     windows = [None if window is None else list(dataclasses.astuple(window)) for window in step.windows]
     return {"windows": windows, "fill": step.fill}
 

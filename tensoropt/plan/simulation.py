@@ -207,7 +207,6 @@ def _messages(
 
 
 def _resource_name(resource: Resource) -> str:
-    """Return the name of a resource, or of the first of several."""
     names = resource.members
     if resource.kind != LINK and len(names) > 1:
         head = "network of " if resource.kind == NETWORK else ""

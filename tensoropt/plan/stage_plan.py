@@ -86,7 +86,6 @@ class StagePlan:
 
     @property
     def strategy(self) -> Strategy:
-        """The strategy that the plan records."""
         shared = {d.tensor: d.sharding for d in self.reshardings if d.is_shared}
         rematerialized = frozenset(op.name for op in self.operators if op.is_rematerialized)
         regathered = set()
@@ -148,7 +147,6 @@ class StagePlan:
         return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=alignment)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the stage as a plan's file has it."""
         return {
             "devices": list(self.devices),
             "last_operator": self.last_operator,
@@ -233,7 +231,6 @@ def other_batch(assumed: Mapping[str, Any], graph: Graph) -> str:
 
 
 def levels_json(mesh: Mesh) -> list[dict[str, Any]]:
-    """Return the levels of a mesh as JSON."""
     return [{"name": level.name, "count": level.count} for level in mesh.levels]
 
 

@@ -71,7 +71,6 @@ class BackwardPass:
         return self.tasks[n_before:]
 
     def _gradient(self, site: Site, version: str = GRADIENT) -> Value:
-        """Return the gradient at a site in this pass."""
         return Value(site, version, backward_pass=self._index)
 
     def _accumulates(self, site: Site) -> bool:

@@ -162,5 +162,4 @@ class ForwardPass:
 
 
 def results_of(op: Operator) -> tuple[Value, ...]:
-    """Return the values of an operator's results."""
     return tuple(Value(Site(RESULT, tensor.name)) for tensor in op.outputs)

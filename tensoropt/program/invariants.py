@@ -72,7 +72,6 @@ class _Check:
         raise AssertionError("\n".join([f"step program, task {self._index}: {fault}; around it:", *around]))
 
     def _check_reads(self, task: Task) -> None:
-        """Check that what a task reads is there."""
         for value in (*task.all_reads, *task.after):
             source = value
             while source not in self._written and source in self.program.aliases:

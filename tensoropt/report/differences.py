@@ -112,7 +112,6 @@ def _told(frontier: FrontierRows) -> set[int]:
 
 
 def differences_text(facts: dict[str, Any]) -> str:
-    """Return the differences as tables."""
     parts = [] if facts["is_same_model"] else ["the two are for different models; operators are compared by their names"]
     return "\n\n".join([*parts, *(_plans_text if facts["kind"] == "plan" else _frontiers_text)(facts)])
 

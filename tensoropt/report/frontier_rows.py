@@ -35,7 +35,6 @@ class FrontierRows:
 
     @classmethod
     def of_plan(cls, value: Row) -> FrontierRows:
-        """Return a plan as a frontier of one point, given its JSON value."""
         plan = PlanRows(value)
         plan.check()
         idle_shares = [float(stage.value["idle_share"]) for stage in plan.stages]

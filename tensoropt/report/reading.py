@@ -100,7 +100,6 @@ def nothing_fits_text(frontier: FrontierRows, limit_bytes: int) -> str:
 
 
 def selected_text(facts: dict[str, Any]) -> str:
-    """Return the selected points as a table."""
     rows = [
         [
             row["point"] + 1,

@@ -40,7 +40,6 @@ class Wanted:
     samples: float | None = None
 
     def text(self) -> str:
-        """Return the conditions in words."""
         samples = f" for {self.samples or 0:,.6g} samples"
         parts = (
             None if self.limit_bytes is None else f"{memory_text(self.limit_bytes)} per device",

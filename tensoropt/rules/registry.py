@@ -51,7 +51,6 @@ def are_own() -> bool:
 
 
 def static_positions(op_type: str, n_inputs: int) -> tuple[int, ...]:
-    """Return the positions of the static inputs of an operator of this type."""
     return tuple(position % n_inputs for position in _STATIC.get(op_type, ()))
 
 

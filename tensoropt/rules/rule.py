@@ -241,7 +241,6 @@ class Config:
 
     @classmethod
     def unsplit(cls, mesh: Mesh) -> Config:
-        """Return the config that splits nothing."""
         return cls(mesh, (NONE,) * len(mesh.sizes))
 
     @classmethod

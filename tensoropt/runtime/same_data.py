@@ -92,7 +92,6 @@ def first_difference(rank_digests: Sequence[Mapping[str, Any]]) -> tuple[int, st
 
 
 def whole_digest(value: np.ndarray) -> bytes:
-    """Return a digest of a value's bytes."""
     return hashlib.blake2b(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data, digest_size=16).digest()
 
 

@@ -178,17 +178,15 @@ class Comparison:
             "turning_point": points.turning_point(),
             "algorithms": [self._algorithm_json(name, frontier) for name, frontier in self.all().items()],
             "notes": self.notes(),
-            **{name: self._plan_json(plan) for name, plan in self.in_stages.items()},
-        }
-
-    def _plan_json(self, plan: Plan) -> dict[str, Any]:
-        """Return the JSON value of a plan in stages."""
-        return {
-            "stages": [{"devices": list(stage.devices), "last_operator": stage.last_operator} for stage in plan.stages],
-            "peak_bytes": plan.needed_bytes,
-            "time_us": plan.time_us,
-            "above": self._above_frontier(plan),
-            "fits": self.limit_bytes is None or plan.needed_bytes <= self.limit_bytes,
+        } | {
+            name: {
+                "stages": [{"devices": list(stage.devices), "last_operator": stage.last_operator} for stage in plan.stages],
+                "peak_bytes": plan.needed_bytes,
+                "time_us": plan.time_us,
+                "above": self._above_frontier(plan),
+                "fits": self.limit_bytes is None or plan.needed_bytes <= self.limit_bytes,
+            }
+            for name, plan in self.in_stages.items()
         }
 
     def _algorithm_json(self, name: str, frontier: ModelFrontier) -> dict[str, Any]:
@@ -228,7 +226,6 @@ class Comparison:
         return sorted(marks.items())
 
     def _why_below(self, frontier: ModelFrontier) -> str:
-        """Return why points of a baseline are below the frontier."""
         n_below, certified = int(self.is_below(frontier).sum()), self.frontier.certified
         share = "its point is" if len(frontier) == 1 else f"{n_below} of its {len(frontier)} points are"
         has_all = frontier.built.space == self.frontier.built.space or self.frontier.built.space == FULL
@@ -250,7 +247,8 @@ class Comparison:
         It shows the frontier, its compute and network time as dotted lines, and the points or frontiers of the baselines.
         """
         frontier = self.points_of(self.frontier)
-        scale, unit = _time_unit(frontier)
+        slowest = int(frontier.time_ns[0])
+        scale, unit = next(((ns, unit) for ns, unit in ((1e9, "s"), (1e6, "ms")) if slowest >= ns), (1e3, "us"))
         self._plot_frontier(axes, scale)
         width, height = FARTHEST * int(frontier.mem_bytes[-1]), FARTHEST * int(frontier.time_ns[0])
         for (name, baseline), (marker, size, color) in zip(self.baselines.items(), cycle(MARKERS), strict=False):
@@ -331,9 +329,3 @@ def beside_baselines(
     point = joint.fastest_within(limit_bytes)
     assert point is not None, "for each point there is one of no larger peak"
     return joint.plan(point, plan.option), comparison
-
-
-def _time_unit(frontier: Frontier) -> tuple[float, str]:
-    """Return a unit that suits the frontier's times: its nanoseconds and its name."""
-    slowest = int(frontier.time_ns[0])
-    return next(((scale, unit) for scale, unit in ((1e9, "s"), (1e6, "ms")) if slowest >= scale), (1e3, "us"))

@@ -109,7 +109,12 @@ def _fastest(search: CandidateSearch, frontier: Frontier[PlanPoint], number: int
     beside: tuple[ModelFrontier, int] | None = None
     if request.must_be_tried and 0 < 1 - point.time_us / search.alone_us < WORTH_STAGES:
         beside = search.alone
-        frontier = dataclasses.replace(frontier, left_out=(*frontier.left_out, _why_alone(point, search.alone_us)))
+        reason = (
+            f"{point.n_stages} stages in {counted(point.micro_batches, 'micro-batch')} are predicted to save "
+            f"{math.floor(100 * (1 - point.time_us / search.alone_us))}% of a step, and taken from {WORTH_STAGES:.0%} on; "
+            f"ask for stages={point.n_stages} to have them, or give a profile_budget to try both"
+        )
+        frontier = dataclasses.replace(frontier, left_out=(*frontier.left_out, reason))
     if option == "mini_time" and (beside or point.n_stages == 1):
         beside = _unsplit_if_as_fast(beside or point.parts[0], request) or beside
     start_unroll_s = time.monotonic()
@@ -118,15 +123,6 @@ def _fastest(search: CandidateSearch, frontier: Frontier[PlanPoint], number: int
     phases = {"other candidates": others, "unroll": time.monotonic() - start_unroll_s}
     frontier = dataclasses.replace(frontier, seconds_by_phase={**frontier.seconds_by_phase, **phases})
     return dataclasses.replace(plan, frontier=frontier)
-
-
-def _why_alone(point: PlanPoint, alone_us: float) -> str:
-    """Return the sentence that a point with stages saves something, but not WORTH_STAGES."""
-    return (
-        f"{point.n_stages} stages in {counted(point.micro_batches, 'micro-batch')} are predicted to save "
-        f"{math.floor(100 * (1 - point.time_us / alone_us))}% of a step, and taken from {WORTH_STAGES:.0%} on; ask for "
-        f"stages={point.n_stages} to have them, or give a profile_budget to try both"
-    )
 
 
 def _unsplit_if_as_fast(part: tuple[ModelFrontier, int], request: Request) -> tuple[ModelFrontier, int] | None:

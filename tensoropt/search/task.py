@@ -53,7 +53,6 @@ class BaselineTask:
         return {op.name: rule_of(op) for op in self.operators}
 
     def full_problem(self) -> StrategyProblem:
-        """Return the problem of the whole space."""
         return self.built or self._build(self.space, None)
 
     def of_strategy(self, configs: Mapping[str, Config]) -> StrategyProblem:
@@ -68,7 +67,6 @@ class BaselineTask:
         return self._build(FULL, lambda node: tuple((config,) for config in configs[node.operators[0].name]))
 
     def report(self, n_done: int, total: int) -> None:
-        """Report the progress of the search."""
         if self.progress is not None:
             self.progress("search", n_done, total)
 

@@ -145,7 +145,6 @@ class Session:
         return result
 
     def _curve(self, options: PlanningOptions) -> Curve:
-        """Find the curve that the options ask for."""
         cluster, parallelism = options.cluster, options.parallelism
         names = cluster.split(",") if isinstance(cluster, str) else [cluster]
         clusters = [self.hardware if name is None else resolve_cluster(name) for name in names]

@@ -76,7 +76,6 @@ def shareable_copies(shardings: Sequence[OperandSharding]) -> list[OperandShardi
 
 
 def sharding_of(view: StrategyView, tensor: Tensor, consumer: Consumer) -> OperandSharding:
-    """Return the operand sharding of a consumer under the view's strategy."""
     if consumer.is_step:
         return step_sharding(view.strategy.mesh, tensor, consumer)
     return consumer_sharding(view.interfaces[consumer.name], consumer, view.gradients)

@@ -83,7 +83,6 @@ class Stages:
 
     @property
     def n(self) -> int:
-        """The number of stages."""
         return len(self.cuts) + 1
 
     @cached_property
@@ -218,7 +217,6 @@ class Stages:
         return part, sums
 
     def _placeholder_of(self, tensor: Tensor) -> Operator:
-        """Return the placeholder that stands for a tensor of an earlier stage."""
         producer = self.whole.graph.producers[tensor.name]
         name = f"{producer.name}/received_{[output.name for output in producer.outputs].index(tensor.name)}"
         return Operator(name, PLACEHOLDER, (), (tensor,), source=producer.source)

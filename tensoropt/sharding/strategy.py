@@ -203,7 +203,6 @@ class StrategyView:
         return position != 0 or not self.rules[op.name].exchanged(self.strategy.configs[op.name])
 
     def sharding(self, op: Operator, position: int) -> OperandSharding:
-        """Return the operand sharding of an operator at an input position."""
         return sharding_of_operand(self.interfaces[op.name], op.name, position, self.gradients)
 
 

@@ -64,7 +64,6 @@ class Attempt:
 
     @property
     def why(self) -> str:
-        """Why it ended."""
         if self.exit_code == 0:
             return "done"
         if self.has_left:
@@ -72,12 +71,13 @@ class Attempt:
         failure = next(iter({**self.noted.get(notes.FAILED, {}), **self.noted.get(notes.REFUSED, {})}.values()), None)
         if failure is not None:
             return str(failure["error"])
-        cause = f"exit code {self.exit_code}" if self.exit_code < 129 else _signal_name(self.exit_code - 128)
+        number, cause = self.exit_code - 128, f"exit code {self.exit_code}"
+        if number > 0:
+            cause = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
         ranks = ", ".join(map(str, sorted(self.dead)))
         return f"{cause} of rank{'s' * (len(self.dead) > 1)} {ranks}" if ranks else cause
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON."""
         return {
             "ranks": self.n_ranks,
             "from": dict(zip(("fit", "step"), self.from_step, strict=False)),
@@ -100,10 +100,6 @@ class Attempt:
         return max(0, step - max(steps, default=0))
 
 
-def _signal_name(number: int) -> str:
-    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-
-
 def why_not_again(attempts: Sequence[Attempt], most: int, saves: bool) -> str | None:
     """Return why the last attempt isn't followed by another one; None if it is.
 
@@ -124,7 +120,6 @@ def why_not_again(attempts: Sequence[Attempt], most: int, saves: bool) -> str | 
 
 
 def table(attempts: Sequence[Attempt]) -> str:
-    """Return a table of the attempts."""
     from tabulate import tabulate  # here, since its import is most of a run's
 
     def text(value: Any) -> str:

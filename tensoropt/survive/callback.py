@@ -194,7 +194,10 @@ class Survive(RunKeeper):
         if is_end:
             self._room = None
         if decision == LEAVE:
-            self._leave()
+            code = int(os.environ.get(notes.LEAVING_CODE, LEAVING_CODE))
+            notes.note(notes.LEFT)
+            self._say(f"was asked to stop, has saved '{self._place.prefix(self.n_steps)}', and leaves with {code}")
+            sys.exit(code)
 
     def _check_data(self, batch: Batch, state: dict[str, Any]) -> None:
         digest = digest_of(batch, self._ranks.processes)
@@ -285,12 +288,6 @@ class Survive(RunKeeper):
             if in_epoch and key is not None and value is not None:
                 self._ranks.assign(key, value)
         self._ranks.execution.engine.runs = state["runs"]
-
-    def _leave(self) -> None:
-        code = int(os.environ.get(notes.LEAVING_CODE, LEAVING_CODE))
-        notes.note(notes.LEFT)
-        self._say(f"was asked to stop, has saved '{self._place.prefix(self.n_steps)}', and leaves with {code}")
-        sys.exit(code)
 
     # Hooks, after those of all other callbacks
 

@@ -127,5 +127,4 @@ def set_random_states(states: Any) -> None:
 
 
 def are_equal(one: Any, other: Any) -> bool:
-    """Return whether two states are equal."""
     return bool(one[0] == other[0]) and all(map(np.array_equal, one[1], other[1]))

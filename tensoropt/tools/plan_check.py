@@ -195,10 +195,6 @@ class _Submesh:
         return float(np.median(self.transfers_us.sum(axis=1) + copies_us))
 
     @property
-    def paths_us(self) -> float:
-        return float(np.median([rank.paths_s for rank in self.ranks])) * 1e6
-
-    @property
     def each_us(self) -> np.ndarray:
         return np.median(self.transfers_us, axis=0)
 
@@ -228,7 +224,7 @@ def _compared(plan: Plan, model: Model, ranks: Sequence[_Rank], hardware: Hardwa
         steps_us=tuple(steps_us.tolist()),
         compute=Compared("compute", max(compute for compute, _ in predicted), compute_us),
         network=Compared("network", max(network for _, network in predicted), max(part.network_us for part in submeshes)),
-        waiting_us=max(0.0, *(part.paths_us - part.network_us for part in submeshes)),
+        waiting_us=max(0.0, *(1e6 * float(np.median([r.paths_s for r in s.ranks])) - s.network_us for s in submeshes)),
         memory=Compared("memory", plan.needed_bytes, max(memory, default=0)),
         memory_bytes=memory,
         collectives=tuple(row for part in submeshes for row in _collectives(part, hardware)),
@@ -356,8 +352,6 @@ def _group_of_event(name: str, group_of: Mapping[str, str]) -> str | None:
 
 
 def comparison_json(check: PlanCheck) -> dict[str, Any]:
-    """Return the comparison as a JSON value."""
-
     def row(cost: Compared) -> dict[str, Any]:
         return {"name": cost.name, "predicted": cost.predicted, "measured": cost.measured, "count": cost.count}
 

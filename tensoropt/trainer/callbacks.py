@@ -68,7 +68,6 @@ def on_ranks(callbacks: Any, trainer: Led) -> Any:
 
 
 def _has(callback: keras.callbacks.Callback, hook: str) -> bool:
-    """Return whether a callback does anything in a hook."""
     if "train_batch" in hook and getattr(callback, "save_freq", None) == "epoch":
         return False
     old_name = hook.replace("train_batch", "batch")

@@ -72,7 +72,6 @@ def _filled(expected: Structure, batch_specs: Structure, part: str) -> Structure
 
 
 def is_built(model: keras.Model) -> bool:
-    """Return whether all layers of a model have their variables."""
     return all(layer.built for layer in model._flatten_layers())
 
 

@@ -59,7 +59,6 @@ class LiveModel(KerasObjective):
         return super().call(*args, **kwargs)
 
     def shown_to(self, callback: keras.callbacks.Callback) -> keras.Model:
-        """Return the model that a callback sees."""
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -80,7 +79,6 @@ class LiveModel(KerasObjective):
 
     @property
     def layers(self) -> list[keras.Layer]:
-        """The layers of the user's model."""
         self._check_readable()
         return list(self.inner.layers)
 

@@ -197,11 +197,9 @@ class Runs:
         return self._others[key] if key in self._others else self.at(key, kind, self.signature_of(batch))
 
     def has(self, kind: str, batch: Batch) -> bool:
-        """Return whether there is a program of a kind for a batch."""
         return (kind, batch.n_samples, batch.extents) in self._others
 
     def signature_of(self, batch: Batch) -> Signature:
-        """Return the signature of a batch."""
         signature = self.expected.of(batch.n_samples, batch.inputs, batch.labels, batch.weights)
         return signature if batch.labels else replace(signature, labels=self.signature.resized(batch.n_samples).labels)
 

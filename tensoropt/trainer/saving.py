@@ -75,7 +75,6 @@ class Saving:
 
     @property
     def model(self) -> keras.Model:
-        """The user's model."""
         return self.objective.inner
 
     # Checkpoints

@@ -100,7 +100,6 @@ class Trainer(Planned, LiveModel):
 
     @property
     def _counted(self) -> list[keras.Variable]:
-        """The variables of the metrics."""
         return [variable for metric in self.metrics for variable in metric.variables]
 
     @property

@@ -82,7 +82,6 @@ class TrainerRanks(LedRanks):
 
     @property
     def rank(self) -> int:
-        """This process's rank."""
         return self.processes.rank
 
     @property

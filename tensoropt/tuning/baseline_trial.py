@@ -100,7 +100,6 @@ class BaselineTrial:
         return f"{self.collectives} {runs_as(plan)}{'' if name == _names(plan)[0] else f' {name}'}"
 
     def _median_seconds(self, *plans: Plan) -> list[float]:
-        """Return the median seconds of a step of each plan."""
         progress = self.progress if self.processes.rank == 0 else None
         show = None if progress is None else partial(progress, "interleaved steps")
         seconds = interleaved_seconds(
@@ -146,7 +145,6 @@ class BaselineTrial:
 
 
 def _names(plan: Plan) -> list[str]:
-    """Return the names of a plan's baselines."""
     return [WITHOUT_STAGES] * (len(plan.stages) > 1) + [DATA_PARALLELISM]
 
 

@@ -159,7 +159,6 @@ class MeasuredSearch:
         return of_plan or self._unmeasured(parts_of_points(plan.frontier), least_us)
 
     def _unmeasured_of_plan(self, plan: Plan) -> _Queue:
-        """Return the operators of a plan that are still to be measured."""
         parts = parts_of(plan)
         return self._unmeasured(parts, self._least_worth_us(parts))
 
@@ -221,7 +220,6 @@ def _data_parallel_part(frontier: ModelFrontier) -> PlannedPart:
 
 
 def slowest_of(work: WorkItem, times: list[Timed]) -> Measured:
-    """Return the measurement of the slowest rank."""
     slowest = max(times, key=lambda t: t.forward_us + t.backward_us)
     return Measured(work, slowest.forward_us, slowest.backward_us, max(t.spread for t in times))
 
@@ -354,7 +352,6 @@ def parts_of(plan: Plan) -> list[PlannedPart]:
 
 
 def parts_of_points(frontier: Frontier | None) -> Iterator[PlannedPart]:
-    """Return the parts of all points of a frontier."""
     assert frontier is not None
     return (part_of(*part) for point in range(len(frontier)) for part in frontier.parts(point))
 

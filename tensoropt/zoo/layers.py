@@ -54,7 +54,6 @@ def images(batch: int, size: int, channels: int = 3) -> tuple[tf.Tensor, tf.Tens
 
 
 def words(name: str, batch: int, length: int) -> tf.Tensor:
-    """Return a placeholder of word numbers."""
     return v1.placeholder(tf.int32, [batch, length], name=name)
 
 

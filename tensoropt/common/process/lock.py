@@ -26,7 +26,6 @@ class Lock:
 
     @property
     def is_held(self) -> bool:
-        """Return whether this object holds the lock."""
         return self._file is not None
 
     def acquire(self) -> str | None:

@@ -15,7 +15,6 @@ def is_call_by_name(op: tf.Operation) -> bool:
 
 
 def function_graph(op: tf.Operation, name: str) -> Any:
-    """Return the graph of a function that an operator calls."""
     for graph in _enclosing(op.graph):
         function = graph._get_function(name)
         if function is not None and hasattr(function, "graph"):

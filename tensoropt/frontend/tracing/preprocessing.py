@@ -150,15 +150,11 @@ def _inside(ops: Sequence[tf.Operation], of_text: set[str], live: set[str]) -> s
             op
             for op in ops
             if op.name not in inside
-            and (op.name in of_text or any(_is_open(tensor) and tensor.op.name in inside & live for tensor in op.inputs))
+            and (op.name in of_text or any(not t.shape.is_fully_defined() and t.op.name in inside & live for t in op.inputs))
         ]
         if not more:
             return inside
         inside |= ancestors(more)
-
-
-def _is_open(tensor: tf.Tensor) -> bool:
-    return not tensor.shape.is_fully_defined()
 
 
 def ancestors(ops: Iterable[tf.Operation]) -> set[str]:

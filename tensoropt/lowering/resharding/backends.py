@@ -42,11 +42,9 @@ class EmulatedBackend(_Unwatched):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Return all ranks of the mesh."""
         return tuple(range(self.mesh.n_devices))
 
     def emitter(self) -> Callbacks:
-        """Return a new emitter for one graph."""
         return Callbacks(self)
 
     def runner(self, path: Path, text: str, reduction: str = "sum") -> Runner:
@@ -88,11 +86,9 @@ class CommunicatingBackend(_Unwatched):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Return this process's rank."""
         return (self.rank,)
 
     def emitter(self) -> Callbacks:
-        """Return a new emitter for one graph."""
         return Callbacks(self, self.overlappable)
 
     def empty(self, shape: Shape, dtype: npt.DTypeLike) -> Array:

@@ -85,11 +85,9 @@ class GraphBackend:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Return this process's rank."""
         return (self.rank,)
 
     def emitter(self) -> InGraph:
-        """Return a new emitter for one graph."""
         return InGraph(self.collectives, self.rank)
 
     def empty(self, shape: Shape, dtype: npt.DTypeLike) -> Array:
@@ -163,7 +161,6 @@ class InGraph:
         return [value]
 
     def _reduced(self, step: Step, shape: Shape, value: tf.Tensor, reduction: str, name: str) -> tf.Tensor:
-        """Return the value after an all-reduce."""
         if reduction != "sum":
             return self._collectives.all_reduce(step.group_axes, value, reduction, name)
         counts = [_size(step.source, shape, rank) for rank in range(step.source.mesh.n_devices)]
@@ -248,17 +245,14 @@ def _size(layout: Layout, shape: Shape, rank: int) -> int:
 
 
 def _extents(part: Slices) -> list[int]:
-    """Return a part's extents."""
     return [bounds.stop - bounds.start for bounds in part]
 
 
 def _part(value: tf.Tensor, part: Slices) -> tf.Tensor:
-    """Return a part of a tensor."""
     return tf.slice(value, opaque([bounds.start for bounds in part], tf.int32), opaque(_extents(part), tf.int32))
 
 
 def _in_a_row(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return parts, flattened and concatenated."""
     return tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0)
 
 

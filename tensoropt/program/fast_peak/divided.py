@@ -102,7 +102,6 @@ def _append_part(m: Any, start: int, end: int, kind: int, n: int) -> int:
 
 @compiled
 def _find_parts(o: Any, m: Any, start: int, index: int, first_gradient: int) -> None:
-    """Find the part of each record."""
     for i in range(first_gradient, m[ix.N_GRADIENTS]):
         m[m[ix.NEEDED] + i] = 0
     for site in range(o[ix.FIRST_OPERATOR]):

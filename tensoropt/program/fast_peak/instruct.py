@@ -67,7 +67,6 @@ def _compute(o: Any, t: Any, r: Any, m: Any, operator: int, overlaps: int) -> No
 
 @compiled
 def _of_value(m: Any, value: int) -> int:
-    """Return the buffer of a value."""
     return m[m[ix.MADE_AGAIN if value & 1 else ix.MADE] + (value >> 1)]
 
 
@@ -115,7 +114,6 @@ def _size(o: Any, t: Any, r: Any, m: Any, record: int, i: int) -> int:
 
 @compiled
 def _make_gradient(o: Any, t: Any, r: Any, m: Any, record: int, operand: int, overlaps: int) -> int:
-    """Add the gradient of an operand; return its buffer."""
     operator, site, n = m[record + 1], 2 * o[ix.N_TENSORS] + operand, m[record + 3] + m[record + 4]
     flags, own, begin = o[o[ix.OF_OPERATOR] + operator], -2, m[ix.N_READS]
     if flags & c.IS_PRODUCT:

@@ -49,7 +49,6 @@ class Outline:
 
     @property
     def first_operator(self) -> int:
-        """The place of the first operator."""
         return 2 * len(self.tensors) + len(self.operands) + 1
 
     @property
@@ -164,7 +163,8 @@ def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_op
     firsts = arrays[4].tolist()
     outputs = tuple(map(range, firsts, firsts[1:]))
     flat = tuple(op for of_variable in lookups for op in of_variable)
-    numbers = _joined(counts, arrays)
+    begins = np.cumsum([len(counts) + len(arrays), *map(len, arrays)])
+    numbers = np.concatenate([counts, begins[:-1], *arrays]).astype(np.int64)
     return Outline(operators, operands, tensors, (of_loss.name, of_loss.loss), flat, producers, outputs, numbers)
 
 
@@ -182,12 +182,6 @@ def _viewed(
             if operand is not None:
                 viewed[number[tensor.name]] = first_entry[i, operand.name]
     return viewed
-
-
-def _joined(counted: Sequence[int], arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Return an array of what is counted, where each array begins, and the arrays."""
-    begins = np.cumsum([len(counted) + len(arrays), *map(len, arrays)])
-    return np.concatenate([counted, begins[:-1], *arrays]).astype(np.int64)
 
 
 def _flags(op: Operator, starts: Collection[str], is_taken: bool, received: Collection[str]) -> int:

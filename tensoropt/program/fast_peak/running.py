@@ -19,7 +19,6 @@ N_WORKSPACES = len(c.WORKSPACES)
 
 @compiled
 def new_buffer(o: Any, m: Any, n_bytes: int, is_python_s: int) -> int:
-    """Return a new buffer."""
     number = m[ix.N_BUFFERS]
     m[m[ix.COPIES_OF] + o[ix.FIRST_OPERATOR] + number] = -1
     m[m[ix.BYTES] + number], m[m[ix.IS_PYTHON_S] + number], m[m[ix.PENDING] + number] = n_bytes, is_python_s, 0

@@ -116,7 +116,6 @@ class TaskBuffers:
                 self._out.add([], self._others[task.reads[0]])
 
     def _buffer(self, value: Value) -> Buffer:
-        """Return the buffer of a value."""
         return self._buffers[self._program.source(value)]
 
     def _run(self, task: Task) -> None:

@@ -107,7 +107,6 @@ class PassTimes:
         return PassTimes(*map(add, _times_of(self), _times_of(other)))
 
     def scaled(self, factor: Times) -> PassTimes:
-        """Return all times multiplied by a factor."""
         return PassTimes(*(time * factor for time in _times_of(self)))
 
     def total(self, n_micro_batches: int) -> Times:

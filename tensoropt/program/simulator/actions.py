@@ -57,7 +57,6 @@ class StepActions:
     _ways: dict[Resharding, tuple[Chain, Chain]] = field(default_factory=dict, init=False, repr=False)
 
     def chains(self, view: StrategyView, nodes: Iterable[StepNode]) -> list[Chain]:
-        """Return the actions of nodes under the view's strategy."""
         flow = GradientFlow(view, self.path_finder)
         return [self._chain(flow, node) for node in nodes]
 

@@ -38,7 +38,6 @@ class WorkTables:
         self._first, self._size, self._latency = (array("q") for _ in range(3))
 
     def chain(self, chain: Chain) -> int:
-        """Return the number of a chain."""
         if chain not in self._chains:
             self._chains[chain] = len(self._chains)
             self._chain.extend([self._action(action) for action in chain])

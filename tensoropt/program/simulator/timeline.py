@@ -72,7 +72,6 @@ class StepTimeline:
         return self.producers[node.tensor].name
 
     def title(self, task: SimulatedTask) -> str:
-        """Return what a task is, as text."""
         node, action = self.graph.nodes[task.key.node], self.action(task)
         kind = node.kind if action is None or action.kind == COMPUTE else action.kind
         return f"{kind} {node.name} for {self.operator(node)}" if node.tensor else f"{kind} {node.name}"
@@ -117,7 +116,6 @@ class StepTimeline:
 
 
 def additive_ns(action: Action, costs: CollectiveCosts) -> int:
-    """Return the time of an action by the additive costs."""
     if action.kind in (COMPUTE, MESSAGE):
         return action.time_ns
     return action.share(costs.time_ns(action.kind, costs.mesh, action.axes, action.n_bytes))

@@ -146,7 +146,6 @@ def _peak_bound(frontier: FrontierRows, details: Row) -> dict[str, int] | None:
 
 
 def _points(frontier: FrontierRows) -> dict[str, list[Any]]:
-    """Return the costs of all points as columns."""
     points = frontier.points
     return {
         "sum_bytes": [point["sum_bytes"] for point in points],

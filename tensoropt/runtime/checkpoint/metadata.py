@@ -62,7 +62,6 @@ class Metadata:
     content: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Return the metadata as JSON text."""
         return json.dumps(
             {
                 "format": FORMAT, "version": VERSION, "files": self.n_files,

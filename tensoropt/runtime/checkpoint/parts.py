@@ -41,7 +41,6 @@ class VariablePart:
 
     @property
     def n_bytes(self) -> int:
-        """The bytes of the part."""
         return math.prod(end - start for start, end in self.bounds) * int(tf.as_dtype(self.variable.dtype).size)
 
     @property

@@ -46,7 +46,6 @@ class Room:
 
     @property
     def n_bytes(self) -> int:
-        """The bytes of it."""
         return self._memory.nbytes
 
     def _touch(self) -> None:

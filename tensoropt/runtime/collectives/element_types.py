@@ -33,7 +33,6 @@ def summable(value: tf.Tensor) -> tf.Tensor:
 
 
 def summed(total: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Return a total in the type of what was summed."""
     return of_pairs(total) if dtype.is_complex else tf.cast(total, dtype)
 
 

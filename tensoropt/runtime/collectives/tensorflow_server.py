@@ -86,7 +86,6 @@ def start_if_asked() -> None:
 
 
 def _start(processes: Processes) -> None:
-    """Start the servers of all ranks."""
     from ...common.process.tensorflow_import import import_tensorflow
     from ..failures.error_handling import install_error_handling
     from ..ranks import display_here
@@ -168,7 +167,6 @@ def _enabled(addresses: list[str], rank: int) -> str:
 
 
 def free_port() -> int:
-    """Return a port that is free at this moment."""
     with socket.socket() as bound:
         bound.bind(("", 0))
         return int(bound.getsockname()[1])

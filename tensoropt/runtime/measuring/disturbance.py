@@ -35,11 +35,6 @@ class Disturbance:
     def is_large(self) -> bool:
         return self.waited > MOST_WAITED or self.apart > MOST_APART
 
-    @property
-    def may_pass(self) -> bool:
-        """Return whether a second measurement may well be calmer."""
-        return self.waited <= LASTING
-
     def __str__(self) -> str:
         return (
             f"other work disturbs these devices (ranks waited for a core in {self.waited:.0%} of the time, and repeats of a "

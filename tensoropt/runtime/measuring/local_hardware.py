@@ -27,7 +27,7 @@ from ...reschedule.mesh import Level, Mesh
 from ..execute import EMULATED, HOROVOD, MPI, TENSORFLOW, checked_collectives
 from ..failures.process_limit import bound_allocators
 from ..ranks import Processes, cores_of_a_rank, current_processes, install_error_handling
-from .disturbance import Disturbance, measured_with_disturbance
+from .disturbance import LASTING, Disturbance, measured_with_disturbance
 
 logger = logging.getLogger("tensoropt")
 MEASUREMENT_BUDGET_S = 1.0
@@ -81,7 +81,7 @@ def hardware_here(processes: Processes, collectives: str = MPI, display: Display
     if calibration is not None and calibration.measured is not None:
         display.say(f"{disturbance}; the calibration of {calibration.measured.date} is used instead")
         return calibration
-    if disturbance.may_pass:
+    if disturbance.waited <= LASTING:
         hardware, disturbance = min((hardware, disturbance), measured(), key=lambda pair: sum(astuple(pair[1])))
     if disturbance.is_large:
         display.say(f"{disturbance}; plans may differ from run to run, until tensoropt calibrate measures in a quiet hour")

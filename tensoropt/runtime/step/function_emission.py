@@ -180,7 +180,6 @@ class FunctionEmission:
         return sources | {crossing.tensor: partial(self._received, crossing) for crossing in self._to(stage)}
 
     def _step(self, stage: int, chain: PassChain) -> StepEmission:
-        """Return the emission of a stage's part of the function."""
         state, part, view, stages = self._engine.states[stage], self._parts[stage], self._view(stage), self._engine.stages
         sources, crossings = self._fed_values(stage), self._from(stage)
         # Variables whose gradients come in part from what the stage sends before its passes.

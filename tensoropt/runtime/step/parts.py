@@ -104,6 +104,7 @@ def parts_of(stages: Stages, views: Sequence[StageView], fetch: Fetch, fed_names
     """
     requests: set[tuple[str, int]] = set()
     parts: list[StagePart] = []
+    whole = stages.whole.graph.operators
     for stage in reversed(range(stages.n)):
         graph = views[stage].whole.graph
         tensors = tuple(fetched for fetched in fetch.tensors if stages.home(fetched[0]) == stage)
@@ -113,7 +114,8 @@ def parts_of(stages: Stages, views: Sequence[StageView], fetch: Fetch, fed_names
         roots = [graph.tensors[crossing.tensor] for crossing in outgoing if (crossing.tensor, crossing.target) in requests]
         incoming = {crossing.tensor for crossing in stages.crossings if crossing.target == stage}
         members = operators_of(graph, own_fetch, fed_names) | graph.ancestors(roots, (), fed_names)
-        members = _without_stand_ins(stages, graph, members) - _ahead_alone(stages, graph, own_fetch, members)
+        members = {n for n in members if n in whole or graph.operators[n].type == PLACEHOLDER}  # not a stand-in loss
+        members -= _ahead_alone(stages, graph, own_fetch, members)
         for name in sorted(members):
             op = graph.operators[name]
             if op.type == PLACEHOLDER and op.result.name in incoming:
@@ -125,12 +127,6 @@ def parts_of(stages: Stages, views: Sequence[StageView], fetch: Fetch, fed_names
         replace(part, ahead=_run_ahead(stages, views[stage].whole.graph, stage, requests, fed_names, fetch))
         for stage, part in enumerate(parts)
     ]
-
-
-def _without_stand_ins(stages: Stages, graph: Graph, names_of: set[str]) -> set[str]:
-    """Return operators without those of a stage's stand-in loss."""
-    operators = stages.whole.graph.operators
-    return {name for name in names_of if name in operators or graph.operators[name].type == PLACEHOLDER}
 
 
 def _ahead_alone(stages: Stages, graph: Graph, own_fetch: Fetch, operators: set[str]) -> set[str]:

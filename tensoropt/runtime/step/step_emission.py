@@ -177,7 +177,6 @@ class StepEmission(TaskEmission):
         self._sent += values if is_gradient else self.at(Site(RESULT, task.site.name), task.micro_batch)
 
     def _emit(self, task: Task) -> None:
-        """Emit a task."""
         if task.work == UPDATE:
             self._update(task)
         elif task.work == SEND:

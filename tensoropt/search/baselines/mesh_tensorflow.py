@@ -287,7 +287,6 @@ class Naming:
         return tuple(column for column, _ in self.factors[operator])
 
     def config(self, task: BaselineTask, operator: str, assignment: int) -> Config:
-        """Return an operator's config under an assignment."""
         run_of_name = self.assigned[assignment]
         requests = [(factor, self.runs[run_of_name[column]]) for column, factor in self.factors[operator]]
         return config_of(task.rules[operator], task.mesh, requests)
@@ -328,6 +327,5 @@ def _names(task: BaselineTask) -> list[Dimension]:
 
 
 def _bytes(task: BaselineTask, op: Operator, factor: str) -> int:
-    """Return the bytes of the operator's results that have a factor."""
     results = zip(op.outputs, task.rules[op.name].results, strict=True)
     return sum(tensor.mem_bytes for tensor, dims in results if any(factor in names for names in dims))

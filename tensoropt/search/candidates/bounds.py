@@ -78,7 +78,8 @@ def bound_of_cut(candidate: Candidate, cutting: Cutting, searched_cuts: Sequence
     if len(cut.stages.whole.graph.step_operators) <= SMALL:
         return Corners(np.array([candidate.least_bytes]), np.array([own_us]))
     if finer and can_predict(finer):
-        nearest = _nearest(finer, cut.sizes)
+        same_sizes = [searched for searched in finer if [block.size for block in searched.blocks] == list(cut.sizes)]
+        nearest = min(same_sizes or finer, key=lambda searched: searched.least_us)
         times = cutting.times(n).of([block.size for block in nearest.blocks])
         same_us = estimated_us(nearest.stages, cutting.request.hardware, nearest.blocks, times, candidate.schedule)
         ratio = min(own_us, same_us) / nearest.least_us if nearest.least_us else 1.0
@@ -98,12 +99,6 @@ def _predicted_bytes(candidate: Candidate, peers: Sequence[SearchedStages]) -> f
         n_bytes = max(least_bytes(peer.stages, cut.needs, [block.size for block in peer.blocks], candidate.micro_batches))
         predicted = min(predicted, float(points_of([peer]).mem_bytes.min()) * candidate.least_bytes / max(1.0, n_bytes))
     return predicted
-
-
-def _nearest(cuts: Sequence[SearchedStages], sizes: Sequence[int]) -> SearchedStages:
-    """Return the searched cut from which others that are cut for the least time are predicted: the fastest one."""
-    same_sizes = [cut for cut in cuts if [block.size for block in cut.blocks] == list(sizes)]
-    return min(same_sizes or cuts, key=lambda cut: cut.least_us)
 
 
 def can_predict(cuts: Sequence[SearchedStages]) -> bool:

@@ -204,7 +204,6 @@ class Best:
     worth: float | None = None
 
     def key(self, candidate: Candidate) -> float:
-        """Return the bound by which candidates are taken."""
         return self._bounded(candidate).least_us
 
     def _bounded(self, candidate: Candidate) -> Candidate:

@@ -161,17 +161,15 @@ class Cutting:
         for cut in cuts:
             time_us, n_bytes = cut.time_us, 0.0
             if math.isnan(time_us):
-                time_us = self._estimated_us(cut, n)
+                try:
+                    device_us = self.times(n).of(cut.sizes)
+                    time_us = estimated_us(cut.stages, self.request.hardware, cut.blocks, device_us, self.schedule)
+                except InputError:
+                    time_us = math.inf
             if cut.needs is not None:
                 n_bytes = max(least_bytes(cut.stages, cut.needs, cut.sizes, n))
             candidates.append(replace(candidate, cut=cut, least_us=time_us, least_bytes=n_bytes, n_alike=n_alike))
         return [*candidates]
-
-    def _estimated_us(self, cut: Cut, n: int) -> float:
-        try:
-            return estimated_us(cut.stages, self.request.hardware, cut.blocks, self.times(n).of(cut.sizes), self.schedule)
-        except InputError:
-            return math.inf
 
     def _cuts(self, count: int, n: int, has_least: bool, has_few: bool) -> Iterator[Cut]:
         """Yield the cut of least time into stages of equally many devices, and others that may be better.

@@ -26,7 +26,7 @@ from ...plan.points import FrontierPoint, Passes, thinned
 from ...program.orders.schedule import StepOrder, of_submeshes
 from ...reschedule.mesh import Mesh
 from ..frontiers.compress import shared_parts
-from ..frontiers.decisions import details_of_stage, of_operators, view_of
+from ..frontiers.decisions import of_operators, view_of
 from ..frontiers.find_frontier import find_baseline
 from ..frontiers.model_frontier import ModelFrontier
 from ..request import Request
@@ -60,7 +60,6 @@ class PlanPoint:
 
     @property
     def frontiers(self) -> tuple[ModelFrontier, ...]:
-        """The frontier of each stage."""
         return self.searched.frontiers
 
     @property
@@ -88,7 +87,10 @@ class PlanPoint:
 
     @property
     def details(self) -> Sequence[Mapping[str, Any]]:
-        return [details_of_stage(*part) for part in self.parts]
+        return [
+            {"views": {"0": view_of(frontier, point)}, **of_operators(frontier.model.graph.full_batch)}
+            for frontier, point in self.parts
+        ]
 
     @property
     def idle_shares(self) -> list[float]:

@@ -180,7 +180,10 @@ class CandidateSearch(SearchState):
         if self.counts is not None:
             return frontier
         if self.alone is None:
-            return self._for_memory(frontier)
+            limit = request.limit_bytes
+            frontier = self.fits if frontier.fastest_within(limit) is None and self.fits is not None else frontier
+            assert limit is not None
+            return replace(frontier, why_stages=f"no plan without stages fits {memory_text(limit)}")
         alone_us = self.alone_us
         most_us = (1 - request.worth_stages) * alone_us
         fastest = frontier.fastest_within(request.limit_bytes)
@@ -195,13 +198,6 @@ class CandidateSearch(SearchState):
 
     def _alone(self) -> Frontier[PlanPoint] | None:
         return None if self.alone is None else frontier_of_whole(self.alone[0], self.request.assumed)
-
-    def _for_memory(self, frontier: Frontier[PlanPoint]) -> Frontier[PlanPoint] | None:
-        """Return a frontier that says why it has stages; that of the few points where only these fit."""
-        limit = self.request.limit_bytes
-        frontier = self.fits if frontier.fastest_within(limit) is None and self.fits is not None else frontier
-        assert limit is not None
-        return replace(frontier, why_stages=f"no plan without stages fits {memory_text(limit)}")
 
 
 @older_objects_kept()

@@ -158,13 +158,11 @@ def form_of(model: Model, force: Mapping[str, Mapping[str, int]]) -> str:
     forms: Mapping[str, int] = {} if micro_batching is None else micro_batching.forms
     once_operands: frozenset[tuple[str, int]] = frozenset() if micro_batching is None else micro_batching.once
     late_names: frozenset[str] = frozenset() if micro_batching is None else micro_batching.after
+    operand_sets = backward.gradients, backward.residual_operands, once_operands
 
     def result_form(tensor: Tensor) -> tuple[object, ...]:
         form, is_read = forms.get(tensor.name), tensor.name in backward.residual_results
         return tensor.shape, tensor.dtype, full_batch[tensor.name].shape, form, is_read
-
-    def operand_form(operand: tuple[str, int]) -> list[bool]:
-        return [operand in operands for operands in (backward.gradients, backward.residual_operands, once_operands)]
 
     def operator_form(op: Operator) -> tuple[object, ...]:
         statics = [(i, value.tobytes()) for i, value in sorted(op.statics.items())] if op.type != CONSTANT else []
@@ -175,7 +173,7 @@ def form_of(model: Model, force: Mapping[str, Mapping[str, int]]) -> str:
             [result_form(tensor) for tensor in op.outputs],
             (statics, attrs, op.updates and numbers[op.updates]),
             [numbers.get(name, name) for name in op.controls],
-            [operand_form((op.name, i)) for i, _ in op.operands],
+            [[(op.name, i) in operands for operands in operand_sets] for i, _ in op.operands],
             op.name in late_names,
             repr(backward.bodies.get(op.name)),
             graph.updates.get(op.name),

@@ -148,7 +148,6 @@ class _PartsBuilder:
         return StoredPart(pool, tuple((i,) for i in range(len(pool))), choice)
 
     def _plan_operator(self, op: Operator, point: int) -> PlannedOperator:
-        """Return the row of an operator at a point."""
         rule, config, interface = self._rules[op.name], self._config(op.name, point), self._interface(op.name, point)
         if op.name not in self.step_names:
             return PlannedOperator(op.name, op.type, config, interface.results, 0, 0.0)

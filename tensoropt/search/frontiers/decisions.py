@@ -31,11 +31,6 @@ MOST_DECISIONS = 10
 Floats = np.ndarray
 
 
-def details_of_stage(frontier: ModelFrontier, point: int) -> dict[str, Any]:
-    """Return the details of a stage with a point of its frontier, for a report of that alone."""
-    return {"views": {"0": view_of(frontier, point)}, **of_operators(frontier.model.graph.full_batch)}
-
-
 def view_of(frontier: ModelFrontier, point: int) -> dict[str, Any]:
     """Return the step of a point and its decisions."""
     return {**step_view(frontier, point), "decisions": decisions(frontier, point)}

@@ -56,11 +56,9 @@ class Candidates:
         return cls(frontier.mem_bytes, frontier.time_ns, frontier.strategies)
 
     def take(self, indices: np.ndarray) -> Candidates:
-        """Return some of the strategies."""
         return Candidates(self.mem_bytes[indices], self.time_ns[indices], self.strategies[indices])
 
     def with_(self, extras: Candidates) -> Candidates:
-        """Return the strategies of both."""
         costs = ((getattr(self, name), getattr(extras, name)) for name in ("mem_bytes", "time_ns", "strategies"))
         return Candidates(*map(np.concatenate, costs))
 

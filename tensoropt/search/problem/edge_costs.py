@@ -115,7 +115,6 @@ class End:
 
     @cached_property
     def policies(self) -> frozenset[int]:
-        """The residual policies of all states."""
         return frozenset(np.unique(self.policy).tolist())
 
     @cached_property

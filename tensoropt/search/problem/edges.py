@@ -130,7 +130,8 @@ class EdgeBuilder:
                             made_at[0] == n and made_at[1] in states.rematerialized
                         )
                         end = self._produced_end(states, layout, is_regathered)
-                        shared = self._shared_choice(layout, consumers)
+                        is_one = len(consumers) == 1 or (self.merges and len({end.node for end in consumers}) == 1)
+                        shared = None if is_one else self.copies.choice(layout, consumers)
                         choices = [layout, *(consumer.end.choice for consumer in consumers), *([shared] if shared else [])]
                         self.arrays.expect(tensor, choices)
                         tensors.append((ProducedTensor(n, tensor, end), consumers, shared))
@@ -180,12 +181,6 @@ class EdgeBuilder:
         if not rule.halos or consumer.position:
             return np.zeros(states.n_states, bool)
         return ConfigArrays.of(rule, states.configs[i]).are_exchanged()[states.index[i]]
-
-    def _shared_choice(self, layout: Choice, ends: list[ConsumerEnd]) -> Choice | None:
-        """Return the operand shardings that a tensor's shared copy may have; None where there is nothing to share."""
-        if len(ends) == 1 or (self.merges and len({end.node for end in ends}) == 1):
-            return None
-        return self.copies.choice(layout, ends)
 
     def _connect(self, source: ProducedTensor, consumers: list[ConsumerEnd], shared: Choice | None) -> None:
         producer, tensor = source.node, source.tensor

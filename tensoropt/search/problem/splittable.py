@@ -12,7 +12,6 @@ from ...ir.graph import SOURCES, Graph
 from ...profiling.hardware import Hardware
 from ...reschedule.mesh import Mesh
 from ...rules.registry import rule_of
-from ...rules.rule import Rule
 
 Factors = tuple[tuple[int, bool], ...]  # (extent, whether the blocks must divide it)
 
@@ -25,7 +24,8 @@ def check_usable(graph: Graph, hardware: Hardware, parallelism: int) -> None:
         HardwareError: the hardware doesn't have this parallelism.
     """
     mesh = hardware.mesh(parallelism)
-    kinds = {_factors(rule_of(op)): op for op in graph.step_operators if op.type not in SOURCES and op.updates is None}
+    ops = ((rule_of(op), op) for op in graph.step_operators if op.type not in SOURCES and op.updates is None)
+    kinds = {tuple(sorted((rule.most_blocks(n), n in rule.even) for n in rule.splittable)): op for rule, op in ops}
     size, widest = max(((most_devices(factors, _axes(mesh)), op) for factors, op in kinds.items()), key=lambda pair: pair[0])
     if size == parallelism:
         return
@@ -39,10 +39,6 @@ def check_usable(graph: Graph, hardware: Hardware, parallelism: int) -> None:
 
 def _axes(mesh: Mesh) -> tuple[int, ...]:
     return tuple(sorted(mesh.sizes, reverse=True))
-
-
-def _factors(rule: Rule) -> Factors:
-    return tuple(sorted((rule.most_blocks(name), name in rule.even) for name in rule.splittable))
 
 
 @cache

@@ -204,7 +204,6 @@ class _Places:
         return np.where(n_elsewhere[end] > n_elsewhere[start], np.inf, stage_us)
 
     def all_us(self, cuts: Sequence[int], blocks: Sequence[Block]) -> list[float]:
-        """Return the time of each stage."""
         ends = [0, *(place + 1 for place in cuts), len(self.names)]
         return [float(self.own_us(i, block, ends[i], ends[i + 1])) for i, block in enumerate(blocks)]
 

@@ -154,7 +154,6 @@ def ends_of(model: StageModel, divides: bool) -> StageEnds:
 
 
 def _stage_of(frontier: ModelFrontier) -> StageModel:
-    """Return the stage that a frontier is of."""
     assert isinstance(frontier.model, StageModel)
     return frontier.model
 

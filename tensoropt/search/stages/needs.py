@@ -173,7 +173,6 @@ def _levels(remat: _Again, saved: Mapping[str, int]) -> tuple[dict[str, int], di
 
 
 def _program(graph: Graph) -> list[Operator]:
-    """Return the operators that stages have, in program order."""
     names = {op.name for op in graph.step_operators}
     operators = graph.operators.values()
     return [op for op in operators if op.name in names and op.type not in SOURCES and op.updates is None]

@@ -60,7 +60,6 @@ class StageCombinations(NamedTuple):
         return peaks
 
     def take(self, indices: np.ndarray) -> StageCombinations:
-        """Return some of the combinations."""
         return StageCombinations(self.order, self.points[:, indices], self.stage_bytes[:, indices], self.time_us[indices])
 
 
@@ -203,7 +202,6 @@ class SearchedStages:
 
     @cached_property
     def stage_costs(self) -> tuple[StageCosts, ...]:
-        """The costs of the points of each stage."""
         return tuple(map(StageCosts.of, self.frontiers))
 
 
@@ -236,7 +234,6 @@ class SearchedWhole(SearchedStages):
 
     @cached_property
     def combinations(self) -> tuple[StageCombinations, ...]:
-        """All points of the frontier."""
         (frontier,), order = self.frontiers, StepOrder(PLAIN, self.micro_batches, (1,), (0,))
         numbers, time_us = np.arange(len(frontier))[None], frontier.costs.time_ns / 1e3
         return (StageCombinations(order, numbers, frontier.peaks[None], time_us),)

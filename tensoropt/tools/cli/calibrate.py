@@ -34,7 +34,6 @@ OF_FIRST, OF_COLLECTIVES = 0.1, 0.25
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tensoropt calibrate``."""
     parser.usage = "mpirun -n N tensoropt calibrate [--quick] [--output FILE]"
     how_long = parser.add_mutually_exclusive_group()
     how_long.add_argument("--quick", action="store_true", help=f"take about {QUICK_SECONDS:g} s instead of {SECONDS:g}")

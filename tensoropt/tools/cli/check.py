@@ -24,7 +24,6 @@ UNSEEN = "not measured: TensorFlow reports no allocations on this CPU unless TF_
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tensoropt check``."""
     parser.usage = "mpirun -n N tensoropt check MODEL --plan PLAN.json [--steps N] [OPTION ...]"
     add_plan_arguments(parser)
     parser.add_argument("--steps", default=str(STEPS), metavar="N", help=f"how many steps are timed; default: {STEPS}")

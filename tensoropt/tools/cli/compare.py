@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tensoropt compare``."""
     parser.usage = "tensoropt compare MODEL (--cluster NAME|FILE | --devices N) [OPTION ...]"
     add_model_arguments(parser)
     parser.add_argument("--parallelism", metavar="N", help="how many of the devices to use; default: all of them")

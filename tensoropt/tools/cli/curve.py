@@ -14,7 +14,6 @@ TARGETS = ("gavel", "sia", "csv")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tensoropt curve``."""
     parser.add_argument("curve", metavar="CURVE.json", help="what search --option profiling --json wrote")
     parser.add_argument("--to", choices=TARGETS, default="csv", help="for whom: Gavel, Sia, or a table; default: csv")
     parser.add_argument("-o", dest="folder", type=Path, default=Path(), metavar="FOLDER", help="default: the current one")

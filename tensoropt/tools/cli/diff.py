@@ -9,7 +9,6 @@ from .answers import add_json_argument, answer, check_json_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tensoropt diff``."""
     parser.usage = "tensoropt diff A.json B.json [--json [FILE]]"
     parser.add_argument("before", metavar="A.json", help="a plan, or a frontier")
     parser.add_argument("after", metavar="B.json", help="another one, of the same model or not")

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tensoropt explain``."""
     parser.usage = "tensoropt explain PLAN.json|FRONTIER.json [--point N | --memory SIZE] [--json [FILE]]"
     parser.add_argument("file", metavar="FILE.json", help="what search --plan or --frontier wrote, or save of either")
     one = parser.add_mutually_exclusive_group()

@@ -29,7 +29,6 @@ SHOWN_BASELINES = ("data-parallel", "optcnn", "tofu", "mesh-tensorflow")
 
 
 def add_report_argument(parser: argparse.ArgumentParser) -> None:
-    """Add ``--report``."""
     parser.add_argument("--report", type=Path, metavar="OUT.html", help="write a page on the frontier; needs Plotly")
 
 

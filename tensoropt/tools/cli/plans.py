@@ -13,7 +13,6 @@ TOP = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tensoropt plans``."""
     parser.usage = "tensoropt plans FRONTIER.json [--memory SIZE] [--top K] [--json [FILE]]"
     parser.add_argument("frontier", metavar="FRONTIER.json", help="what search --frontier or plan.frontier.save wrote")
     parser.add_argument("--memory", metavar="SIZE", help="limit per device: 16GB (10^9), 15GiB (2^30); default: none")

@@ -28,7 +28,6 @@ NEAR = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tensoropt recommend``."""
     parser.usage = "tensoropt recommend MODEL|FRONTIER.json|CURVE.json [--cluster NAME|FILE[,...]] [OPTION ...]"
     parser.add_argument(
         "subject", metavar="MODEL|FILE.json", help="a model, as for search; or what search --frontier wrote, or, for "
@@ -80,7 +79,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _conditions(arguments: argparse.Namespace) -> Wanted:
-    """Return what devices have to meet."""
     from ...report.recommendation import Wanted
 
     if (arguments.samples is None) != (arguments.spend is None and arguments.finish_within is None):

@@ -13,7 +13,6 @@ from .answers import add_json_argument, answer, check_apart, check_json_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tensoropt report``."""
     parser.usage = "tensoropt report FRONTIER.json|PLAN.json [-o OUT.html] [OPTION ...]"
     parser.add_argument("file", metavar="FILE.json", help="what search --frontier or --plan wrote, or save of either")
     parser.add_argument("-o", "--output", type=Path, metavar="OUT.html", help="default: FILE.html, beside FILE.json")

@@ -59,7 +59,6 @@ _LISTS = ("stages", "without")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tensoropt run`` to a parser."""
     parser.usage = "tensoropt run [-n N] [OPTION ...] [--] SCRIPT [ARGUMENT ...], or -m MODULE [ARGUMENT ...]"
     of_ranks = "number of ranks (devices); default: the hosts' slots, the batch system's tasks, this machine's GPUs, or 1"
     parser.add_argument("-n", type=int, metavar="N", dest="n_ranks", help=of_ranks)

@@ -45,7 +45,6 @@ INTERRUPTED = 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tensoropt search``."""
     parser.usage = "tensoropt search MODEL (--cluster NAME|FILE | --devices N) [OPTION ...]"
     add_model_arguments(parser)
     parser.add_argument("--option", choices=OPTIONS, default=OPTIONS[0], help=f"what to search for; default: {OPTIONS[0]}")
@@ -99,7 +98,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the argument that names a model."""
     of_python = "FILE.py:FUNCTION, which records and returns a loss or returns a Keras model"
     parser.add_argument("model", metavar="MODEL", help=f"zoo:NAME[:SIZE=N,...], {of_python}, or FILE.keras")
 

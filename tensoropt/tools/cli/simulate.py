@@ -21,7 +21,6 @@ from .timeline import write_trace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tensoropt simulate``."""
     parser.usage = "tensoropt simulate MODEL --plan PLAN.json [--cluster NAME|FILE] [OPTION ...]"
     add_plan_arguments(parser)
     parser.add_argument(

@@ -24,7 +24,6 @@ START_OF_TRACE = '{"traceEvents"'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tensoropt timeline``."""
     parser.usage = "mpirun -n N tensoropt timeline MODEL --plan PLAN.json [--steps N] [--output FOLDER]"
     add_plan_arguments(parser)
     parser.add_argument("--steps", default=str(STEPS), metavar="N", help=f"how many steps are traced; default: {STEPS}")
@@ -85,5 +84,4 @@ def _is_trace(file: Path) -> bool:
 
 
 def write_trace(file: Path, value: dict[str, Any]) -> None:
-    """Write a trace to a file."""
     write_atomically(file, lambda partial: partial.write_text(json.dumps(value, separators=(",", ":")) + "\n"), "trace")

@@ -77,7 +77,8 @@ def in_a_sentence(error: Exception, signature: Signature) -> Exception:
     message = str(error) if metadata is None else str(metadata.cause_message)
     reason = " ".join(message.split()).removeprefix(f"{type(error).__name__}: ")
     reason = reason.partition(" for '{{node")[0].rstrip(".")
-    user_lines = [(file, line) for file, line, name in frames[_last(frames) :] if is_users(file)]
+    last = max(i for i, (_, _, name) in enumerate(frames) if name in _COMPUTED_IN or name in _STEPS)
+    user_lines = [(file, line) for file, line, _ in frames[last:] if is_users(file)]
     place = f"{user_lines[-1][0].rpartition('/')[2]}:{user_lines[-1][1]}" if user_lines else running_line()
     if takes_labels:
         return InputError(
@@ -98,11 +99,6 @@ def in_a_sentence(error: Exception, signature: Signature) -> Exception:
         f"the {stage} ({place}) can't be computed for {_labels_text(signature)}: {cut(reason)}. Where your labels are "
         "others, say so: parallelize(..., labels=tf.TensorSpec(shape, dtype)), or data= with a dataset or arrays (x, y)"
     )
-
-
-def _last(frames: list[tuple[str, int, str]]) -> int:
-    """Return the index of the last frame in which a loss or metrics are computed, or a step of the user's own runs."""
-    return max(i for i, (_, _, name) in enumerate(frames) if name in _COMPUTED_IN or name in _STEPS)
 
 
 def _labels_text(signature: Signature) -> str:

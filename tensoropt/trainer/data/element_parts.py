@@ -99,7 +99,6 @@ class ElementParts:
         return replace(empty.with_leaves(leaves, is_share), drops_labels=self.drops_labels)
 
     def batch(self, tensors: Sequence[tf.Tensor]) -> Batch:
-        """Return a global batch from an element's tensors."""
         leaves = self.converted(tensors) if self.converts else [tensors[place] for place in self.places]
         return self.packed(leaves, int(leaves[0].shape[0]), is_share=False)
 

@@ -68,7 +68,6 @@ class CapturedFunction(Objective):
         return False
 
     def names_of(self, variables: Sequence[tf.Variable]) -> list[str]:
-        """Return the variables' own names."""
         return [own_name(variable) for variable in variables]
 
     def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:

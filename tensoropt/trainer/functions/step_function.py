@@ -43,7 +43,6 @@ class StepObjective(Objective):
         return [paths.get(id(variable)) or own_name(variable) for variable in variables]
 
     def functions(self, signature: Signature) -> dict[str, tuple[Callable[..., Any], Sequence[Any]]]:
-        """Return the step and the specs of its arguments."""
         return {TRAIN: (self.function, signature.inputs)}
 
 

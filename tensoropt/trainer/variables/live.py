@@ -191,8 +191,6 @@ def _is_same(value: tf.Tensor, other: tf.Tensor) -> bool:
 
 
 class _LiveVariable:
-    """A mixin for the class of a live variable."""
-
     name: str
 
     def access_to_a_variable(self) -> tf.Tensor:  # this name is in messages of ranks that wait
