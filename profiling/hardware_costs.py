@@ -91,33 +91,20 @@ class MeasuredCurve:
 
     def time_ns(self, n_bytes: int) -> float:
         if n_bytes <= self.sizes[0]:
-            return self._time_below(n_bytes)
+            # On the line through the first two sizes, but at least in proportion to the bytes: so it stays above zero.
+            (x0, x1), (t0, t1) = self.sizes[:2], self.times_ns[:2]
+            return max(t0 - (t1 - t0) / (x1 - x0) * (x0 - n_bytes), t0 * n_bytes / x0)
         if n_bytes >= self.sizes[-1]:
-            return self._time_beyond(n_bytes)
+            # On the line through the last two sizes, but never flatter than the whole table: two equal last times are noise.
+            (x0, x1), (t0, t1) = self.sizes[-2:], self.times_ns[-2:]
+            overall = (t1 - self.times_ns[0]) / (x1 - self.sizes[0])
+            return t1 + max((t1 - t0) / (x1 - x0), overall) * (n_bytes - x1)
         index = bisect_right(self.sizes, n_bytes) - 1
         (x0, x1), (t0, t1) = self.sizes[index : index + 2], self.times_ns[index : index + 2]
         part = (n_bytes - x0) / (x1 - x0)
         if x1 > 2 * x0:
             return t0 + (t1 - t0) * part
         return n_bytes / (x0 / t0 + (x1 / t1 - x0 / t0) * part)
-
-    def _time_below(self, n_bytes: int) -> float:
-        """Return the time below the first size: on the line through the first two, but at least in proportion to the bytes.
-
-        The proportion keeps the time above zero.
-        """
-        (x0, x1), (t0, t1) = self.sizes[:2], self.times_ns[:2]
-        return max(t0 - (t1 - t0) / (x1 - x0) * (x0 - n_bytes), t0 * n_bytes / x0)
-
-    def _time_beyond(self, n_bytes: int) -> float:
-        """Return the time beyond the last size: on the line through the last two sizes, but never flatter than the whole
-        table.
-
-        The bound is there because two equal last times are noise.
-        """
-        (x0, x1), (t0, t1) = self.sizes[-2:], self.times_ns[-2:]
-        overall = (t1 - self.times_ns[0]) / (x1 - self.sizes[0])
-        return t1 + max((t1 - t0) / (x1 - x0), overall) * (n_bytes - x1)
 
 
 def modelled(hardware: Hardware, mesh: Mesh, kind: str, axes: tuple[int, ...]) -> LatencyLine:

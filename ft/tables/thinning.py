@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..problem import Ints, Problem
+from ..problem import Problem
 from .table import Slack, Table, Trace, offsets_of
 
 _WORTH = 0.75
@@ -89,7 +89,10 @@ def thinned(table: Table, tolerance: Slack, longer_than: int = 2) -> Table:
     is_kept[table.offsets[1:] - 1] = True
     starts, ends = table.offsets[:-1][is_long], table.offsets[1:][is_long]
     mark_cover(is_kept, starts, ends, table.mem, table.time, *tolerance)
-    return _with_points(table, np.flatnonzero(is_kept), table.slack.plus(tolerance))
+    kept, slack = np.flatnonzero(is_kept), table.slack.plus(tolerance)
+    offsets = offsets_of(np.bincount(table.cell_of_point[kept], minlength=table.n_cells))
+    trace = table.trace and Trace(((table.trace, kept.astype(np.int32)),))
+    return replace(table, offsets=offsets, mem=table.mem[kept], time=table.time[kept], trace=trace, slack=slack)
 
 
 def _tolerance_for(table: Table, n_points: int) -> Slack:
@@ -99,10 +102,3 @@ def _tolerance_for(table: Table, n_points: int) -> Slack:
         span = np.abs(cost[table.offsets[1:] - 1] - cost[table.offsets[:-1]])
         spans.append(int(span.max()) // max(n_points, 1) + 1)
     return Slack(*spans)
-
-
-def _with_points(table: Table, index: Ints, slack: Slack) -> Table:
-    """Return the table with the points of these indices only."""
-    counts = np.bincount(table.cell_of_point[index], minlength=table.n_cells)
-    trace = table.trace and Trace(((table.trace, index.astype(np.int32)),))
-    return replace(table, offsets=offsets_of(counts), mem=table.mem[index], time=table.time[index], trace=trace, slack=slack)

@@ -101,12 +101,14 @@ def parse_json(data: bytes, any_number: bool = False) -> Any:
         value = json.loads(
             text, parse_int=whole, parse_float=real, parse_constant=constant, object_pairs_hook=_without_duplicates
         )
+        if "\\" in text and "\\u" in text:  # one character is found in a tenth of the time
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise JsonError("half of a character is escaped, which is no text") from error
     except RecursionError as error:
         raise JsonError(_TOO_DEEP) from error
     except json.JSONDecodeError as error:
         raise JsonError(f"line {error.lineno}, column {error.colno}: {error.msg}") from error
-    if "\\" in text and "\\u" in text:  # one character is found in a tenth of the time
-        _check_is_text(value)
     level = [value] if type(value) is dict or type(value) is list else []
     for _ in range(MOST_NESTED + 1):
         if not level:
@@ -126,16 +128,6 @@ _LONG = (b"0" * (MOST_DIGITS + 1), b"e000")
 """Parts of a text whose digits and plus signs are written as zeros. A number that is too large has one: many digits, or a
 long exponent above 0."""
 _TOO_DEEP = f"it is nested more than {MOST_NESTED} levels deep"
-
-
-def _check_is_text(value: Any) -> None:
-    """Refuse halves of characters: an escape may name one, and no text can be written with it."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise JsonError("half of a character is escaped, which is no text") from error
-    except RecursionError as error:
-        raise JsonError(_TOO_DEEP) from error
 
 
 def _integer(text: str) -> int:

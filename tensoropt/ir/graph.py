@@ -225,10 +225,6 @@ class Graph:
                 gradients[name] = (*gradients.get(name, ()), gradient)
         return gradients
 
-    def gradient_operators(self, name: str) -> frozenset[str]:
-        """Return the names of the ``Gradient`` operators of gradients, given by name."""
-        return frozenset(op.name for op in self.operators.values() if op.type == GRADIENT and op.attrs["of"] == name)
-
     @cached_property
     def late(self) -> frozenset[str]:
         """The names of the operators that need gradients, or wait for training steps."""

@@ -330,7 +330,7 @@ class TaskEmission:
         if task.site.kind == RESULT:
             lookup, gradients = self.view.graph.producers[task.site.name], self.values[task.reads[0]]
             _, resharding = self.flow.resharded(task.site)
-            self.values[task.writes[0]] = gradients and self._on_every_rank(lookup, resharding, gradients)
+            self.values[task.writes[0]] = gradients and self.on_every_rank(lookup.name, resharding, gradients)
             return
         present = [
             (read, write, values)
@@ -355,11 +355,11 @@ class TaskEmission:
     def looked_up_indices(self, lookup: Operator, micro_batch: int = -1) -> Values:
         """Return the indices that a lookup used, all of them on every rank."""
         resharding, _ = row_reshardings(lookup, self.view.rules[lookup.name], self.view.strategy.configs[lookup.name])
-        return self._on_every_rank(lookup, resharding, self.at(Site(OPERAND, lookup.name, 1), micro_batch))
+        return self.on_every_rank(lookup.name, resharding, self.at(Site(OPERAND, lookup.name, 1), micro_batch))
 
-    def _on_every_rank(self, lookup: Operator, resharding: Resharding, values: Values) -> Values:
+    def on_every_rank(self, name: str, resharding: Resharding, values: Values) -> Values:
         paths = self.path_finder.paths(resharding)
-        return self.resharder.reshard(resharding, paths, values, lookup.name, is_overlappable=True)
+        return self.resharder.reshard(resharding, paths, values, name, is_overlappable=True)
 
 
 def _is_in_backward_pass(task: Task) -> bool:

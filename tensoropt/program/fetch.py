@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass
 
-from ..ir.graph import Gradients, Graph, Tensor
+from ..ir.graph import GRADIENT, Gradients, Graph, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,5 @@ def operators_of(graph: Graph, fetch: Fetch, given: Container[str] = ()) -> set[
 
 def backward_passes_of(graph: Graph, fetch: Fetch, names: set[str]) -> list[Gradients]:
     """Return the backward passes that a function runs, of which ``names`` are the operators."""
-    return [
-        gradients
-        for gradients in graph.backward_passes
-        if gradients.name in fetch.train_steps or graph.gradient_operators(gradients.name) & names
-    ]
+    needed = {op.attrs["of"] for op in graph.operators.values() if op.type == GRADIENT and op.name in names}
+    return [each for each in graph.backward_passes if each.name in fetch.train_steps or each.name in needed]

@@ -19,7 +19,6 @@ from ..plan.plan import Plan
 from ..profiling.hardware import Hardware
 from ..program.memory.peak import peak_of
 from ..program.orders.interleaved import Interleaving, interleaved_orders
-from ..program.orders.passes import Orders
 from ..sharding.model import Model
 from ..sharding.propagation import inherited
 from ..sharding.resharding import PlainCosts
@@ -60,7 +59,10 @@ def execute_beside(
     }
     if not execution.is_emulated:
         values.finish()
-    orders = _orders(first, plan, model, micro_batches)
+    orders = plan.orders
+    if not _is_as_planned(first, plan, model, micro_batches):  # one stage after the other
+        n, n_submeshes = len(plan.stages), len(plan.submeshes)
+        orders = interleaved_orders(n, micro_batches, Interleaving(n_submeshes, 1, (n // n_submeshes,) * n_submeshes))
     engine = replace(first, stages=stages, views=views, orders=orders, states=states, _functions={})
     return replace(execution, engine=engine)
 
@@ -82,14 +84,6 @@ def peak_beside(execution: Execution, model: Model, hardware: Hardware, micro_ba
     # As many are in flight as planned then.
     trains_as_planned = bool(model.graph.train_steps) and _is_as_planned(first, plan, model, micro_batches)
     return max(*peaks.values(), plan.needed_bytes if trains_as_planned else 0)
-
-
-def _orders(first: Engine, plan: Plan, model: Model, micro_batches: int) -> Orders:
-    """Return the order of passes: as planned if micro-batches are as large as planned, or else one after the other."""
-    if _is_as_planned(first, plan, model, micro_batches):
-        return plan.orders
-    n, n_submeshes = len(plan.stages), len(plan.submeshes)
-    return interleaved_orders(n, micro_batches, Interleaving(n_submeshes, 1, (n // n_submeshes,) * n_submeshes))
 
 
 def _is_as_planned(first: Engine, plan: Plan, model: Model, micro_batches: int) -> bool:

@@ -29,7 +29,6 @@ from ...program.stage_ends import OfStep
 from ...program.step import StepProgram
 from ...program.tasks import ACCUMULATED, BACKWARD, FEED, FORWARD, JOIN, OPERAND, RESULT, SEND, UPDATE, Site, Task, Value
 from ...sharding.consumers import HYPERPARAMETER
-from ...sharding.resharding import Resharding
 from ...sharding.strategy import StrategyView
 from .stage_state import StageState
 
@@ -269,7 +268,7 @@ class StepEmission(TaskEmission):
             indices.append([self.looked_up_indices(op, index) for op, index in lookups])
         emission = Emission(
             lambda index: self.local(graph.operators[step.variables[index]].result), gradients, indices,
-            partial(self._reshard_overlappable, step), partial(self.hyperparameter, step),
+            partial(self.on_every_rank, step.name), partial(self.hyperparameter, step),
         )  # fmt: skip
         self._exchange.update(name, self._state.update_of(step, emission))
 
@@ -279,10 +278,6 @@ class StepEmission(TaskEmission):
             return rows
         with self._chain.behind():
             return [tf.identity(value) for value in rows]
-
-    def _reshard_overlappable(self, step: TrainStep, resharding: Resharding, values: Values) -> Values:
-        paths = self.path_finder.paths(resharding)
-        return self.resharder.reshard(resharding, paths, values, step.name, is_overlappable=True)
 
     def _indices(self, op: Operator) -> Iterable[int]:
         """Return the indices of the micro-batches that run an operator; -1 for one that is run once a step."""
