@@ -132,7 +132,6 @@ class Hull:
 
     @property
     def bound(self) -> LowerBound:
-        """Return the lower bound that the lines prove."""
         return staircase(self.lines)
 
     def add(self, mem_weight: float, time_weight: float) -> int | None:

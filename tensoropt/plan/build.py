@@ -123,7 +123,6 @@ def cost_entries(view: StrategyView, costing: OperatorCosting | None = None) -> 
 def _entry(
     view: StrategyView, tensor: Tensor, consumers: Sequence[Consumer], resharding: Resharding, is_shared: bool, is_read: bool
 ) -> CostEntry:
-    """Return the cost entry of a copy of a tensor for some consumers."""
     regathered = view.reads_regathered if is_shared else view.is_regathered
     operands = [(view.graph.operators[t.name], t.position) for t in consumers if not t.is_step and not t.is_update]
     accumulates = view.graph.accumulates(tensor.name)

@@ -160,7 +160,6 @@ _IF_OTHER: dict[str, Any] = {
 
 
 def _path_layouts(path: Path) -> list[str]:
-    """Return the layouts along a path as JSON."""
     return [str(path.source), *(str(step.target) for step in path.steps)]
 
 

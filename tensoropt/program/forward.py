@@ -66,7 +66,6 @@ class ForwardPass:
         self._copies: dict[tuple[str, Layout], Value] = {}
 
     def add(self, work: str, site: Site, reads: Sequence[Value], writes: Sequence[Value], stream: str = COMPUTING) -> None:
-        """Append a task of the forward pass."""
         self.append(Task(work, FORWARD, site, tuple(reads), tuple(writes), stream=stream))
         self.made.update(map(self.own, writes))
 

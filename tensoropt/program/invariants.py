@@ -46,7 +46,6 @@ class _Check:
         self._index = 0
 
     def run(self) -> None:
-        """Check all tasks, in order."""
         for index, task in enumerate(self.program.tasks):
             self._index = index
             self._check_reads(task)

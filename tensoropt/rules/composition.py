@@ -149,7 +149,6 @@ class Composition:
 
     @cached_property
     def extents(self) -> dict[str, int]:
-        """The factors of the composite with their extents."""
         return {
             name: math.gcd(*extents)
             for name, extents in self._extents.items()
@@ -301,7 +300,6 @@ class SplitTrial:
 
 
 def _has_factor(dims: Dims | None, name: str) -> bool:
-    """Return whether some dimension has a factor."""
     return dims is not None and any(name in names for names in dims)
 
 

@@ -72,7 +72,6 @@ class Shardings(Sequence[OperandSharding]):
         return self._objects[code]
 
     def at(self, indices: Ints) -> Shardings:
-        """Return those at some indices."""
         return Shardings(self.numbers, self.layouts[indices], self.unreduced[indices], self._objects)
 
 

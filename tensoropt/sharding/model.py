@@ -26,7 +26,6 @@ class Model:
     placed: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, kw_only=True)
 
     def view(self, strategy: Strategy) -> StrategyView:
-        """Return a view of the strategy on this model's graph."""
         backward = self.backward
         return StrategyView(self.graph, strategy, backward.gradients, backward.residual_operands, backward.residual_results)
 

@@ -231,7 +231,6 @@ def may_be_rematerialized_at_all(graph: Graph, op: Operator, rule: Rule, gradien
 def is_rematerializable(
     graph: Graph, op: Operator, rule: Rule, config: Config, gradients: Collection[tuple[str, int]]
 ) -> bool:
-    """Return whether an operator may be rematerialized in this config."""
     if not may_be_rematerialized_at_all(graph, op, rule, gradients):
         return False
     return not inner_reshardings(op, rule, config, differentiated_operands(op, gradients))

@@ -86,7 +86,6 @@ class _StepClock:
         self._ends: tuple[float, float, int] | None = None
 
     def note(self, hook: str) -> None:
-        """Note that a hook of the callbacks is called."""
         if hook == "on_epoch_begin":
             self._ends = None
         elif hook == "on_train_batch_end":

@@ -54,7 +54,6 @@ class LiveModel(KerasObjective):
         self.is_live = True
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the user's model."""
         self._check_readable()
         return super().call(*args, **kwargs)
 

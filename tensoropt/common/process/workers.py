@@ -144,7 +144,6 @@ class Calls:
         return key, self.result(key)
 
     def close(self) -> None:
-        """End all workers."""
         for process in self._processes:
             process.kill()
             self._given.put(None)

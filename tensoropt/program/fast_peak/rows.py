@@ -324,7 +324,6 @@ class _Maker:
         return self.rows.add(row)
 
     def of_resharding(self, site: Site) -> int:
-        """Add the row of a resharding."""
         row, (tensor, resharding) = [0] * c.N_COLUMNS, self.buffers.flow.resharded(site)
         paths = self.rows.path_finder.paths(resharding)
         self._forward(row, paths.forward, resharding.item_bytes)

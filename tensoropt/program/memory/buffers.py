@@ -198,7 +198,6 @@ class TaskBuffers:
         self._buffers[task.writes[0]] = self._resharded(resharding, self._buffer(task.reads[0]), after)
 
     def _resharded(self, resharding: Resharding, source: Buffer, after: Buffer | None = None) -> Buffer:
-        """Reshard a buffer, once ``after`` is there; return the copy."""
         path = self.path_finder.paths(resharding).forward
         if path.communicates or after is not None:
             return self._out.move(path, source, resharding.item_bytes, COPIES, after=after)
@@ -216,7 +215,6 @@ class TaskBuffers:
         ]
 
     def _compute(self, task: Task) -> None:
-        """Add an operator."""
         op, out = self._operator(task), self._out
         rule, config = self.view.rules[op.name], self.view.strategy.configs[op.name]
         operands = self._operands(op, task)

@@ -45,7 +45,6 @@ class WorkTables:
         return self._chains[chain]
 
     def length(self, chain: int) -> int:
-        """Return the number of actions of a chain."""
         return self._chain_start[chain + 1] - self._chain_start[chain]
 
     def _action(self, action: Action) -> int:

@@ -54,7 +54,6 @@ class CheckpointLocation:
 
     @property
     def index(self) -> Path:
-        """The checkpoint's index file."""
         return self.folder / f"{self.name}.index"
 
     @property

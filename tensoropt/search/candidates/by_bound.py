@@ -361,7 +361,6 @@ class Fit:
 
 
 def _time_us(frontier: ModelFrontier, point: int) -> float:
-    """Return the time per step of a point."""
     return int(frontier.costs.time_ns[point]) / 1e3
 
 

@@ -66,7 +66,6 @@ class AlikeStages:
             self.calls = Calls(n, __name__, self._report) if n else None
 
     def close(self) -> None:
-        """End the workers."""
         if self.calls is not None:
             self.calls.close()
 

@@ -12,7 +12,6 @@ from ...profiling.hardware import Hardware, resolve
 
 
 def add_curve_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that say over what a curve is."""
     parser.add_argument(
         "--parallelism",
         metavar="N[,N...]",
