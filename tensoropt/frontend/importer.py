@@ -16,7 +16,7 @@ import tensorflow as tf
 from ..common.errors import InputError
 from ..common.source_lines import source_line
 from ..ir.graph import ARGUMENTS, CONSTANT, LOADED, PLACEHOLDER, VARIABLE, Graph, Operator, Tensor, TrainStep
-from ..rules.registry import has_rule, static_positions
+from ..rules.registry import static_positions
 from .attributes import LOADED_ATTRIBUTE, SHAPE_READERS, attributes_of, reads_known_shapes, shape_values
 from .control_flow.custom_gradients import import_custom_gradient
 from .control_flow.value_shaped import Group, grouped, import_group
@@ -223,7 +223,7 @@ class _Importer:
             return
         inputs: list[Tensor | None] = []
         statics = {}
-        steered = static_positions(op.type, len(op.inputs)) if has_rule(op.type) else range(len(op.inputs))
+        steered = static_positions(op.type, len(op.inputs))
         for index, tensor in enumerate(op.inputs):
             if tensor.op.name in self.static and index in steered:
                 inputs.append(None)

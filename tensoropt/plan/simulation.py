@@ -207,20 +207,13 @@ def _messages(
 
 
 def _resource_name(resource: Resource) -> str:
-    names = resource.members
-    if resource.kind != LINK and len(names) > 1:
-        head = "network of " if resource.kind == NETWORK else ""
-        return f"{head}{names[0]} to {names[-1]}, {len(names)} alike" if _follow(resource.devices) else _listing(head, names)
-    return _listing("", names)
-
-
-def _listing(head: str, names: tuple[str, ...]) -> str:
-    suffix = f" and {len(names) - 1} alike" if len(names) > 1 else ""
-    return f"{head}{names[0]}{suffix}"
-
-
-def _follow(ranks: tuple[int, ...]) -> bool:
-    return ranks == tuple(range(ranks[0], ranks[0] + len(ranks)))
+    names, devices = resource.members, resource.devices
+    if len(names) == 1:
+        return names[0]
+    head = "network of " if resource.kind == NETWORK else ""
+    if resource.kind != LINK and devices == tuple(range(devices[0], devices[0] + len(devices))):
+        return f"{head}{names[0]} to {names[-1]}, {len(names)} alike"
+    return f"{head}{names[0]} and {len(names) - 1} alike"
 
 
 def _ms(time_ns: int) -> str:

@@ -40,10 +40,6 @@ def op_rule(*types: str, static: Sequence[int] = ()) -> Callable[[RuleFunction],
     return register
 
 
-def has_rule(op_type: str) -> bool:
-    return op_type in _RULES
-
-
 def are_own() -> bool:
     """Return whether all rules are TensorOpt's, so that another process that imports it has them too."""
     package = __name__.partition(".")[0]
@@ -51,7 +47,8 @@ def are_own() -> bool:
 
 
 def static_positions(op_type: str, n_inputs: int) -> tuple[int, ...]:
-    return tuple(position % n_inputs for position in _STATIC.get(op_type, ()))
+    """Return the positions of an operator's static inputs; all of a type without a rule."""
+    return tuple(position % n_inputs for position in _STATIC.get(op_type, range(n_inputs)))
 
 
 def rule_of(op: Operator) -> Rule:

@@ -272,7 +272,7 @@ def copy_without_banner(source: int, target: int) -> None:
         while chunk := os.read(source, _CHUNK_BYTES):
             held = _BANNER.sub(b"", held + chunk)
             starts = (match.start() for match in _MAY_BEGIN.finditer(held) if match.start() or begins_line)
-            n_written = next((start for start in starts if _begins(held[start:])), len(held))
+            n_written = next((at for at in starts if held.startswith(_BEGINNING[: len(held) - at], at)), len(held))
             file.write(held[:n_written])
             file.flush()
             if n_written:
@@ -282,8 +282,3 @@ def copy_without_banner(source: int, target: int) -> None:
     with suppress(OSError):  # nobody takes it any more, but mpirun mustn't wait for that
         while os.read(source, _CHUNK_BYTES):
             pass
-
-
-def _begins(text: bytes) -> bool:
-    """Return whether a text is a part of the banner, from its beginning."""
-    return text.startswith(_BEGINNING[: len(text)]) or text.startswith(_BEGINNING)
