@@ -204,7 +204,7 @@ def test_people_who_wait_see_what_is_found() -> None:
     said: dict[str, None] = {}
     mini_time(request(progress=lambda phase, *_: said.setdefault(phase)), 2)
     first, *others = said
-    found = r"\d+ points?, best .* [mu]s, gap \d+\.\d%, \d+ candidates? left; "
+    found = r"\d+ points?, best .* [mu]s, (gap \d+\.\d%( without stages)?, )?\d+ candidates? left; "
     told = {re.sub(found, "", each) for each in others if re.match(found, each)}
     assert first == "costs" and {"search", "in 2 stages, costs"} <= told
 

@@ -58,6 +58,7 @@ class SearchState:
         left_out: why some of what is asked for wasn't searched.
         bounds_us: a time that no step beats, for each number of stages and of micro-batches that was looked at.
         hint: a sentence where stages may pay but must be tried; else empty.
+        has_unbounded: whether stages are left of which no bound is known yet, so that a gap would be of a part only.
         standing: what is found so far, in words with which progress begins; may be empty.
         is_interrupted: whether Ctrl-C ended the search, which then keeps what it has found.
     """
@@ -75,6 +76,7 @@ class SearchState:
     bounds_us: dict[tuple[int, int], float] = field(default_factory=dict)
     hint: str = ""
     n_left: int = 0
+    has_unbounded: bool = False
     standing: str = ""
     is_interrupted: bool = False
 
@@ -109,8 +111,9 @@ class SearchState:
             searched_us = [result.bound_us for result in (*map(SearchedWhole.of, frontiers), *self.cuts)]
             gap = best_us / max(min([*self.bounds_us.values(), *searched_us]), 1e-3) - 1
             points = counted(sum(map(len, frontiers)) + len(points_of(self.cuts).time_us), "point")
-            candidates = counted(self.n_left, "candidate")
-            self.standing = f"{points}, best {time_text(best_us)}, gap {max(0.0, gap):.1%}, {candidates} left; "
+            candidates, of = counted(self.n_left, "candidate"), "" if self.bounds_us or self.cuts else " without stages"
+            gap_text = "" if self.has_unbounded else f"gap {max(0.0, gap):.1%}{of}, "
+            self.standing = f"{points}, best {time_text(best_us)}, {gap_text}{candidates} left; "
 
     def interrupt(self, error: KeyboardInterrupt) -> None:
         """End the search of all candidates with what is found.
@@ -169,6 +172,7 @@ def by_bound(candidates: Sequence[Candidate], goal: Best | Fit) -> None:
                 if rival.cut is not None and goal.is_beaten(rival):
                     goal.search.alike.drop(rival)
             goal.search.n_left = len(candidates_left)
+            goal.search.has_unbounded = any(math.isinf(each.least_us) for each in candidates_left if each.n_stages > 1)
             goal.search.stand()
             try:
                 candidates_left += goal.opened(candidate)
