@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import tensorflow as tf
@@ -18,10 +19,11 @@ from tensoropt.profiling.hardware import named
 from tensoropt.search.candidates.bounds import points_of
 from tensoropt.search.candidates.candidate import Candidate, Cutting
 from tensoropt.search.candidates.search_cut import AlikeStages, search_cut
+from tensoropt.search.frontiers.find_frontier import searched
 from tensoropt.search.request import Request
 from tensoropt.search.stages.cuts import Cut
 from tensoropt.search.stages.placement import choices
-from tensoropt.search.stages.points import SearchedStages
+from tensoropt.search.stages.points import SearchedStages, SearchedWhole
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.stages import Stages
 from tensoropt.tools.offline import record
@@ -71,9 +73,13 @@ def test_a_search_of_every_cut_finds_no_other_points(seed: int) -> None:
     asked = Request(model, named(cluster), None, budget=Budget(seconds=0))
     n_devices, n_variables = asked.hardware.n_devices, len(model.graph.variables)
     counts = [count for count in (2, 3, 4) if count <= min(n_devices, n_variables)]
-    found = find_with_stages(asked, n_devices, counts)
-    every = list(of_all_cuts(asked, n_devices, counts))
+    found = find_with_stages(asked, n_devices, [1, *counts])
+    whole = SearchedWhole.of(searched(replace(asked, wants_frontier=True), n_devices))
+    every = [whole, *of_all_cuts(asked, n_devices, counts)]
     expected, points = points_of(every), points_of(found.searched)
     assert len(every) >= len(counts) and expected.are_beaten(points)
     assert points._replace(time_us=points.time_us * (1 + 1e-12)).are_beaten(expected)
     assert found.bound.time_ns[0] / 1e3 <= expected.time_us.min()
+    least_us = [expected.within(peak).time_us.min() for peak in found.peaks]
+    told = zip(found.points_of, least_us, strict=True)
+    assert all(point.time_us <= (1 + point.gap) * us + 1e-3 for point, us in told)  # points differ by whole nanoseconds
