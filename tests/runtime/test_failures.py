@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -237,8 +238,11 @@ def test_what_ends_a_wait(case):
         assert found is None
     else:
         assert found.startswith(f"rank 0 has waited for 12 s in all_reduce(a), in run at train.py:5: {said}"), found
-    found = verdict(LongWait(0, CRITICAL, 62.3, OWN), {1: report}, 5.0, is_deadlock_only=True)
-    assert (found is not None) == (case in ("others", "call"))
+    is_idle = report.answer is not None and report.answer.idle_s > 5
+    for idle_s, ended in (50.0, ()), (61.0, ("others", "call")):
+        idle = replace(report, answer=report.answer._replace(idle_s=idle_s)) if is_idle else report
+        found = verdict(LongWait(0, CRITICAL, 62.3, OWN), {1: idle}, 5.0, is_deadlock_only=True)
+        assert (found is not None) == (case in ended)
 
 
 def test_an_exchange_while_the_others_wait_in_a_step_ends_soon():

@@ -219,7 +219,7 @@ if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
     model.layers[0].kernel.numpy()
 """
 READS = "ranks 0 and 1 make different calls: rank 0 is in access_to_a_variable at train.py:11, rank 1 in end_script"
-ASSIGNS = r"rank 0 has waited for \d s in values that were assigned, in train_on_batch at train.py:9: rank 1 "
+ASSIGNS = r"rank 0 has waited for \d+ s in values that were assigned, in train_on_batch at train.py:9: rank 1 "
 
 
 @pytest.mark.parametrize(("n_steps", "code", "said"), [(1, 2, READS), (66, 1, ASSIGNS)], ids=["reads", "assigns"])

@@ -227,8 +227,9 @@ def _waits_elsewhere(answer: RankReport, waited: LongWait) -> bool:
     """Return whether a rank that isn't behind waits too, in a step while this one exchanges, or in another user's call."""
     own, is_level = waited.own, answer.begun[waited.chain] == waited.own.begun[waited.chain]
     if own.is_exchange and not answer.is_exchange and answer.waits_in:
-        return is_level or any(map(gt, answer.begun, own.begun))
-    return bool(answer.waits_in) and is_level and waited.seconds >= DEADLOCK_S and _name(answer.call) != _name(own.call)
+        return is_level or any(map(gt, answer.begun, own.begun))  # of stages, too, only what all ranks call is counted
+    is_long = min(waited.seconds, answer.idle_s) >= DEADLOCK_S
+    return bool(answer.waits_in) and is_level and is_long and _name(answer.call) != _name(own.call)
 
 
 def _name(call: str) -> str:
