@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import TextIO
 
 FIRST_S, EACH_S, BAR_S = 2.0, 10.0, 0.5
@@ -37,16 +38,26 @@ def ended_soon(told: str) -> Iterator[None]:
                 if not (received := os.read(reading, 1)):
                     return os.close(reading)
                 n += received[0] == signal.SIGINT
+        end()
+
+    def end() -> None:
         print(f"\ntensoropt: {told}", file=sys.stderr, flush=True)
         os._exit(128 + signal.SIGINT)
 
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        if BENEATH:  # the compiler drops an exception, or fails by it
+            end()
+        if callable(handler):
+            handler(number, frame)
+
     threading.Thread(target=watch, daemon=True).start()
-    others, told_of = signal.set_wakeup_fd(writing), sys.unraisablehook
-    sys.unraisablehook = lambda error: None if error.exc_type is KeyboardInterrupt else told_of(error)  # of the compiler
+    others, handler = signal.set_wakeup_fd(writing), signal.getsignal(signal.SIGINT)
+    if callable(handler):
+        signal.signal(signal.SIGINT, interrupted)
     try:
         yield
     finally:
-        sys.unraisablehook = told_of
+        signal.signal(signal.SIGINT, handler)
         signal.set_wakeup_fd(others)
         os.close(writing)
 
