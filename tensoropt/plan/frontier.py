@@ -160,7 +160,7 @@ class Frontier(CostedPoints, Generic[PointT]):
         """
         number = self.check_point(point)
         plan = self.points_of[number].plan(option, self.assumed)
-        reason = self.why_stages if len(plan.stages) > 1 else ""
+        reason = "" if plan.timeline is None else self.why_stages
         return replace(plan, why_stages=reason, frontier=self, point=number)
 
     def summary(self) -> str:

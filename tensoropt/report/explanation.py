@@ -141,7 +141,8 @@ def step_parts(plan: PlanRows, number: int) -> list[dict[str, Any]]:
     sending_us = plan.time_us - idle_us - own["time_us"] - sum(time_us for *_, time_us in parts)
     way_us = _awaited_ns(timeline, timeline["devices"].index(own["devices"])) / 1e3
     parts.append((MESSAGES, "messages between stages, sent and awaited", max(0.0, sending_us) + min(way_us, idle_us)))
-    parts.append((WAITS, "waits for other stages", plan.time_us - own["time_us"] - sum(time_us for *_, time_us in parts)))
+    waits_us = max(0.0, plan.time_us - own["time_us"] - sum(time_us for *_, time_us in parts))
+    parts.append((WAITS, "waits for other stages", waits_us))
     return [{"part": part, "name": name, "time_us": time_us} for part, name, time_us in parts]
 
 

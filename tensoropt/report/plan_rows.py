@@ -311,13 +311,14 @@ class PlanRows:
         sizes = [mesh_of(stage["mesh"]).n_devices for stage in stages]
         are_all = [device for submesh in submeshes for device in submesh] == list(range(self.mesh.n_devices))
         is_cyclic = tuple(map(submeshes.index, devices)) == order.submeshes
+        is_cyclic &= timeline is None or timeline["devices"] == [list(submesh) for submesh in submeshes]
         if not are_all or not is_cyclic or sizes != list(map(len, devices)):
             raise ValueError("its stages don't fit together")
         if order.interleaving and counts != [(count, 0) for count in most_in_flight(n_stages, order.orders)]:
             raise ValueError("its stages don't have as many micro-batches in flight as it says")
         n_runs = {row.get("n_runs", 1) for row in rows} - {1, n}
         if n_runs:
-            raise ValueError(f"a resharding is made {min(n_runs)} times in a step of {n} micro-batches")
+            raise ValueError(f"a resharding is made {n_runs.pop()!r} times in a step of {n} micro-batches")
         return order
 
 

@@ -199,7 +199,8 @@ def _search(arguments: argparse.Namespace, during: contextlib.ExitStack) -> bool
     stages = _stages(arguments)
     _check_outputs(arguments)
     if arguments.profile_budget is None:
-        may_have_stages = stages is not None or any(n > hardware.levels[-1].count for hardware, n in configured)
+        are_apart = any(n > hardware.levels[-1].count for hardware, n in configured)
+        may_have_stages = are_apart if stages is None else any(count > 1 for count in stages)
         is_curve = arguments.option == "profiling"
         during.enter_context(ended_soon("search interrupted"))
         during.enter_context(workers_of(len(configured) * len(per_device) if is_curve else 1 + may_have_stages))
