@@ -312,8 +312,11 @@ class PlanRows:
         are_all = [device for submesh in submeshes for device in submesh] == list(range(self.mesh.n_devices))
         is_cyclic = tuple(map(submeshes.index, devices)) == order.submeshes
         is_cyclic &= timeline is None or timeline["devices"] == [list(submesh) for submesh in submeshes]
-        if not are_all or not is_cyclic or sizes != list(map(len, devices)):
+        if not are_all or not is_cyclic:
             raise ValueError("its stages don't fit together")
+        for own, size in zip(devices, sizes, strict=True):
+            if len(own) != size:
+                raise ValueError(f"a stage on {counted(len(own), 'device')} has a mesh of {size}")
         if order.interleaving and counts != [(count, 0) for count in most_in_flight(n_stages, order.orders)]:
             raise ValueError("its stages don't have as many micro-batches in flight as it says")
         n_runs = {row.get("n_runs", 1) for row in rows} - {1, n}

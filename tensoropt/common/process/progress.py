@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import shutil
@@ -10,13 +11,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import TextIO
 
 FIRST_S, EACH_S, BAR_S = 2.0, 10.0, 0.5
 """The seconds until something is shown, then between lines, and between bars on a terminal."""
+REPEATED_S = 0.3
+"""A signal that comes again within these seconds is the same one, which a launcher has passed on."""
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}]"
 QUIET = "TENSOROPT_QUIET"
 Progress = Callable[[str, int, int], None]
@@ -28,20 +31,28 @@ BENEATH: list[str] = []
 @contextmanager
 def ended_soon(told: str) -> Iterator[None]:
     """Have a second Ctrl-C end the process at once, and the first one while loops are compiled, though C code runs."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
 
     def watch() -> None:
-        n = 0
-        while n < 2 and (select.select([reading], [], [], 0.5 if n else None)[0] or not BENEATH):
-            if select.select([reading], [], [], 0)[0]:
+        first_s = math.inf
+        while True:
+            if select.select([reading], [], [], 0.5 if first_s < math.inf else None)[0]:
                 if not (received := os.read(reading, 1)):
                     return os.close(reading)
-                n += received[0] == signal.SIGINT
-        end()
+                if received[0] == signal.SIGINT:
+                    if time.monotonic() - first_s > REPEATED_S:
+                        end()
+                    first_s = min(first_s, time.monotonic())
+            if BENEATH and first_s < math.inf:
+                end()
 
     def end() -> None:
-        print(f"\ntensoropt: {told}", file=sys.stderr, flush=True)
+        with suppress(OSError):  # who reads it may have ended
+            print(f"\ntensoropt: {told}", file=sys.stderr, flush=True)
         os._exit(128 + signal.SIGINT)
 
     def interrupted(number: int, frame: FrameType | None) -> None:
@@ -57,7 +68,8 @@ def ended_soon(told: str) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        if callable(handler):
+            signal.signal(signal.SIGINT, handler)
         signal.set_wakeup_fd(others)
         os.close(writing)
 
