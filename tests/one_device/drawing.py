@@ -33,7 +33,7 @@ from tensoropt.sharding.model import Model
 from tensoropt.sharding.stages import Stages
 
 RANDOM, POINT, PLACED = "random", "point", "placed"
-NOTHING_SHOWN = {"makespan_ns": 0, "devices": [], "operators": [], "kinds": [], "tasks": ""}
+NOTHING_SHOWN = {"makespan_ns": 0, "operators": [], "kinds": []}
 OF_ONE_STEP = tuple(name for name in MODELS if name != "adversarial")
 MOST_TRIES, MOST_DRAWS = 50, 30
 PREFERENCES: dict[str, Callable[[Config], bool] | None] = {
@@ -184,10 +184,11 @@ def in_stages(rng: random.Random, draw: Draw, stages: Stages) -> Plan:
         own = tuple(replace(op, is_stand_in=op.name not in draw.model.graph.operators) for op in stage.operators)
         held = {"in_flight": in_flight, "deferred": deferred, "peak_bytes": 0}
         planned.append(replace(stage, devices=block.devices, last_operator=last_operator, operators=own, **held))
+    timeline = {**NOTHING_SHOWN, "devices": [list(block.devices) for block in blocks], "tasks": ";" * draw.n}
     return Plan(
         stages=tuple(planned), mesh=hardware.mesh(draw.n_devices), exact=False, option="random",
         schedule=draw.schedule, interleaving=order and order.interleaving, micro_batches=draw.n, time_us=0.0,
-        model_digest=draw.model.graph.digest, timeline=NOTHING_SHOWN,
+        model_digest=draw.model.graph.digest, timeline=timeline,
     )  # fmt: skip
 
 
