@@ -22,7 +22,7 @@ with ended_soon("search interrupted"):
 
 @pytest.mark.parametrize(
     ("compiles", "times", "apart", "seconds", "code"),
-    [(1, 1, 0, 60, 130), (0, 2, 0.5, 60, 130), (0, 1, 0, 1, 0), (0, 2, 0, 1, 0)],
+    [(1, 1, 0, 60, 130), (0, 2, 2.0, 60, 130), (0, 1, 0, 1, 0), (0, 2, 0, 1, 0)],
     ids=["compiles", "twice", "once", "passed on by a launcher, too"],
 )
 def test_a_second_ctrl_c_or_one_while_loops_are_compiled_ends_all(compiles, times, apart, seconds, code):
