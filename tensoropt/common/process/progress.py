@@ -36,6 +36,7 @@ def ended_soon(told: str) -> Iterator[None]:
         return
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
+    ending, is_over = threading.RLock(), threading.Event()
 
     def watch() -> None:
         first_s = math.inf
@@ -51,9 +52,11 @@ def ended_soon(told: str) -> Iterator[None]:
                 end()
 
     def end() -> None:
-        with suppress(OSError):  # who reads it may have ended
-            print(f"\ntensoropt: {told}", file=sys.stderr, flush=True)
-        os._exit(128 + signal.SIGINT)
+        with ending:  # of two threads, one
+            if not is_over.is_set():
+                with suppress(OSError, RuntimeError):  # who reads it may have ended, or this thread be writing
+                    print(f"\ntensoropt: {told}", file=sys.stderr, flush=True)
+                os._exit(128 + signal.SIGINT)
 
     def interrupted(number: int, frame: FrameType | None) -> None:
         if BENEATH:  # the compiler drops an exception, or fails by it
@@ -68,6 +71,8 @@ def ended_soon(told: str) -> Iterator[None]:
     try:
         yield
     finally:
+        with ending:
+            is_over.set()
         if callable(handler):
             signal.signal(signal.SIGINT, handler)
         signal.set_wakeup_fd(others)
