@@ -84,6 +84,7 @@ class MeasuringRanks:
         return self.slowest(-self._communicator.all_reduce(axes, -seconds.reshape(-1), "max").reshape(seconds.shape))
 
     def slowest(self, seconds: np.ndarray) -> np.ndarray:
+        """Return the slowest rank's value of each of ``seconds``."""
         if self._communicator is None:
             return seconds
         slowest: np.ndarray = self._communicator.all_reduce(self._axes, seconds.reshape(-1), "max")

@@ -138,6 +138,7 @@ def _ancestors(ends: Iterable[tf.Operation], names: Container[str]) -> set[str]:
 
 
 def _names(operators: Sequence[tf.Operation], created: Iterable[Created]) -> set[str]:
+    """Return the names of operators, given by their numbers."""
     return {op.name for span in created for op in operators[span.start : span.end]}
 
 

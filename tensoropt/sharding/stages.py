@@ -52,7 +52,7 @@ class Crossing:
 
     @property
     def has_gradient(self) -> bool:
-        """Whether a gradient of the tensor is sent back to its stage."""
+        """Whether the stage that uses the tensor sends its gradient back to the stage that computes it."""
         return bool(self.steps)
 
 

@@ -82,6 +82,7 @@ class TrainerRanks(LedRanks):
 
     @property
     def rank(self) -> int:
+        """This process's rank."""
         return self.processes.rank
 
     @property

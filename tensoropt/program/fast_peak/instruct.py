@@ -114,6 +114,7 @@ def _size(o: Any, t: Any, r: Any, m: Any, record: int, i: int) -> int:
 
 @compiled
 def _make_gradient(o: Any, t: Any, r: Any, m: Any, record: int, operand: int, overlaps: int) -> int:
+    """Add the gradient of an operand; return its buffer."""
     operator, site, n = m[record + 1], 2 * o[ix.N_TENSORS] + operand, m[record + 3] + m[record + 4]
     flags, own, begin = o[o[ix.OF_OPERATOR] + operator], -2, m[ix.N_READS]
     if flags & c.IS_PRODUCT:

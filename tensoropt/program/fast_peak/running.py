@@ -28,6 +28,7 @@ def new_buffer(o: Any, m: Any, n_bytes: int, is_python_s: int) -> int:
 
 @compiled
 def read(m: Any, buffer: int) -> None:
+    """Have the next instruction read a buffer."""
     if buffer >= 0:
         m[m[ix.READS] + m[ix.N_READS]] = buffer
         m[ix.N_READS] += 1
@@ -35,6 +36,7 @@ def read(m: Any, buffer: int) -> None:
 
 @compiled
 def write(m: Any, buffer: int) -> None:
+    """Have the next instruction write a buffer."""
     m[m[ix.WRITES_OF] + m[ix.N_WRITES]] = buffer
     m[ix.N_WRITES] += 1
 
