@@ -23,7 +23,7 @@ from tensoropt.search.request import Request
 from tensoropt.sharding.micro_batches import with_batch
 from tensoropt.sharding.model import Model
 from tensoropt.tools.cli.main import main
-from tensoropt.tools.cli.recommend import NEAR, largest
+from tensoropt.tools.cli.searches.recommend import NEAR, largest
 from tensoropt.tools.offline import record_named
 
 PRICED = {"format": "tensoropt/hardware", "version": 1, "like": "v100-2x2", "name": "cheap-2x2", "price_per_hour": 3.0}

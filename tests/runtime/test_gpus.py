@@ -18,7 +18,7 @@ from helpers.nvml import GIB, a_driver
 from tensoropt.common.errors import InputError
 from tensoropt.runtime.gpus import Gpu, shares, take, visible_gpus
 from tensoropt.runtime.ranks import current_processes
-from tensoropt.tools.cli import doctor
+from tensoropt.tools.cli.runs import doctor
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from helpers.mpirun import child_environment, forked, run_command, run_ranks
 from tensoropt.common.errors import InputError
 from tensoropt.common.process.imports import around_import
 from tensoropt.runtime.ranks import Processes
-from tensoropt.tools.cli.run import _is_for_ranks, ranks_by_default
+from tensoropt.tools.cli.runs.run import _is_for_ranks, ranks_by_default
 from tensoropt.unchanged import effects, script
 from tensoropt.unchanged.effects import SharedInput, Tagged
 

@@ -1,1 +1,1 @@
-"""Implement the command line ``tensoropt``, one module for each command."""
+"""Implement the command line ``tensoropt``, one module for each command, in a package with those that do alike."""

@@ -27,20 +27,20 @@ from ...runtime.ranks import launched_as
 
 # name: (module, what it does)
 COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("tensoropt.tools.cli.run", "run a script on several ranks"),
-    "search": ("tensoropt.tools.cli.search", "find a model's plans for hardware that needn't be at hand"),
-    "check": ("tensoropt.tools.cli.check", "hold a plan against what it predicted"),
-    "simulate": ("tensoropt.tools.cli.simulate", "simulate a plan's step on a cluster's devices and links"),
-    "timeline": ("tensoropt.tools.cli.timeline", "trace where a plan's step goes, for a browser"),
-    "doctor": ("tensoropt.tools.cli.doctor", "tell what this installation has, and what is missing in it"),
-    "calibrate": ("tensoropt.tools.cli.calibrate", "measure these devices and their links"),
-    "explain": ("tensoropt.tools.cli.explain", "tell what a plan's time and memory are spent on"),
-    "diff": ("tensoropt.tools.cli.diff", "tell what differs between two plans, or between frontiers"),
-    "plans": ("tensoropt.tools.cli.plans", "list a frontier's fastest plans within a memory limit"),
-    "recommend": ("tensoropt.tools.cli.recommend", "tell which devices meet limits of memory, time and money"),
-    "curve": ("tensoropt.tools.cli.curve", "write a curve over devices for a cluster scheduler"),
-    "report": ("tensoropt.tools.cli.report", "write a page on a frontier or a plan, for a browser"),
-    "compare": ("tensoropt.tools.cli.compare", "hold a model's frontier against what other algorithms choose"),
+    "run": ("tensoropt.tools.cli.runs.run", "run a script on several ranks"),
+    "search": ("tensoropt.tools.cli.searches.search", "find a model's plans for hardware that needn't be at hand"),
+    "check": ("tensoropt.tools.cli.runs.check", "hold a plan against what it predicted"),
+    "simulate": ("tensoropt.tools.cli.runs.simulate", "simulate a plan's step on a cluster's devices and links"),
+    "timeline": ("tensoropt.tools.cli.runs.timeline", "trace where a plan's step goes, for a browser"),
+    "doctor": ("tensoropt.tools.cli.runs.doctor", "tell what this installation has, and what is missing in it"),
+    "calibrate": ("tensoropt.tools.cli.runs.calibrate", "measure these devices and their links"),
+    "explain": ("tensoropt.tools.cli.saved.explain", "tell what a plan's time and memory are spent on"),
+    "diff": ("tensoropt.tools.cli.saved.diff", "tell what differs between two plans, or between frontiers"),
+    "plans": ("tensoropt.tools.cli.saved.plans", "list a frontier's fastest plans within a memory limit"),
+    "recommend": ("tensoropt.tools.cli.searches.recommend", "tell which devices meet limits of memory, time and money"),
+    "curve": ("tensoropt.tools.cli.saved.curve", "write a curve over devices for a cluster scheduler"),
+    "report": ("tensoropt.tools.cli.saved.report", "write a page on a frontier or a plan, for a browser"),
+    "compare": ("tensoropt.tools.cli.searches.compare", "hold a model's frontier against what other algorithms choose"),
 }
 OF_A_FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Numbers of errors that what is printed ends in where it goes to a file; files that a command writes have sentences."""

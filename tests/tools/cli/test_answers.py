@@ -92,7 +92,7 @@ def test_another_broken_pipe_is_an_error(monkeypatch, capfd):
     def run(arguments):
         raise BrokenPipeError("to a worker")
 
-    monkeypatch.setattr("tensoropt.tools.cli.plans.run", run)
+    monkeypatch.setattr("tensoropt.tools.cli.saved.plans.run", run)
     assert main(["plans", "frontier.json"]) == 1
     assert "BrokenPipeError: to a worker" in capfd.readouterr().err
 

@@ -38,8 +38,8 @@ from tensoropt.runtime.measuring import disturbance
 from tensoropt.runtime.measuring import local_hardware as here
 from tensoropt.runtime.measuring.operator_timer import OperatorTrial, Timed
 from tensoropt.runtime.ranks import Processes
-from tensoropt.tools.cli import calibrate as calibrate_command
 from tensoropt.tools.cli.main import main
+from tensoropt.tools.cli.runs import calibrate as calibrate_command
 from tensoropt.tools.operator_probes import Calibration
 
 ALONE = Processes(0, 1, ("here",))

@@ -29,8 +29,8 @@ from tensoropt.runtime.collectives.single import SingleCommunicator
 from tensoropt.runtime.collectives.timed import TimedCommunicator
 from tensoropt.runtime.measuring.synthetic_batch import synthetic_batch
 from tensoropt.sharding.resharding import PlainCosts
-from tensoropt.tools.cli.check import comparison_text
 from tensoropt.tools.cli.main import main
+from tensoropt.tools.cli.runs.check import comparison_text
 from tensoropt.tools.offline import record_named
 from tensoropt.tools.plan_check import UPDATES, Compared, PlanCheck, comparison_json, transfers_s
 

@@ -21,8 +21,8 @@ from tensoropt.search import options
 from tensoropt.search.problem.splittable import check_usable, most_devices
 from tensoropt.tools import offline
 from tensoropt.tools.cli import answers
-from tensoropt.tools.cli import search as search_command
 from tensoropt.tools.cli.main import main
+from tensoropt.tools.cli.searches import search as search_command
 from tensoropt.tools.offline import record_named
 
 MODELS = Path(__file__).with_name("models.py")
@@ -316,7 +316,7 @@ def test_choices_are_those_of_the_modules_behind():
 
 
 def test_refusals_need_no_tensorflow():
-    code = "import sys, tensoropt.tools.cli.search as s; s.add_arguments(__import__('argparse').ArgumentParser())"
+    code = "import sys, tensoropt.tools.cli.searches.search as s; s.add_arguments(__import__('argparse').ArgumentParser())"
     check = f"{code}; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False, timeout=120).returncode == 0
 

@@ -19,7 +19,7 @@ from tensoropt.profiling.hardware import named
 from tensoropt.report.pages.page import DATA_ID
 from tensoropt.search.request import Request
 from tensoropt.tools.cli.main import main
-from tensoropt.tools.cli.search_report import SearchSetup, result_text
+from tensoropt.tools.cli.searches.search_report import SearchSetup, result_text
 from tensoropt.tools.offline import record_named
 
 DEEP = f"{Path(__file__).with_name('models.py')}:deep"

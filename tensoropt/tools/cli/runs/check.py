@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
-from ...common.errors import InputError
-from ...common.memory_units import memory_text
-from ...common.process.tensorflow_import import import_tensorflow
-from ...common.words import counted
-from ...runtime.ranks import display_here
-from .answers import add_json_argument, add_training_arguments, answer, check_json_path, files_read
-from .search import add_model_argument, add_strictness, checked_measurement, positive_number
+from ....common.errors import InputError
+from ....common.memory_units import memory_text
+from ....common.process.tensorflow_import import import_tensorflow
+from ....common.words import counted
+from ....runtime.ranks import display_here
+from ..answers import add_json_argument, add_training_arguments, answer, check_json_path, files_read
+from ..searches.search import add_model_argument, add_strictness, checked_measurement, positive_number
 
 if TYPE_CHECKING:
-    from ..plan_check import Compared, PlanCheck
+    from ...plan_check import Compared, PlanCheck
 
 STEPS, MOST_WRONG, NAME_WIDTH = 20, 5, 60
 UNSEEN = "not measured: TensorFlow reports no allocations on this CPU unless TF_ENABLE_ONEDNN_OPTS=1 is set"
@@ -48,11 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
     steps = positive_number(arguments.steps, "--steps", "steps")
     check_json_path(arguments, arguments.plan, *files_read(arguments))
     import_tensorflow()
-    from ...plan.plan import Plan
-    from ...runtime.context import resolve_cluster
-    from ...runtime.measuring.local_hardware import hardware_here, prepared_processes
-    from ..offline import record_named
-    from ..plan_check import check_plan, comparison_json
+    from ....plan.plan import Plan
+    from ....runtime.context import resolve_cluster
+    from ....runtime.measuring.local_hardware import hardware_here, prepared_processes
+    from ...offline import record_named
+    from ...plan_check import check_plan, comparison_json
 
     plan = Plan.load(arguments.plan)
     processes = prepared_processes()

@@ -10,17 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...common.memory_units import parse_memory
-from ...common.process.tensorflow_import import import_tensorflow
-from ...runtime.ranks import display_here
-from .answers import PRINTED, add_json_argument, answer, files_read
+from ....common.memory_units import parse_memory
+from ....common.process.tensorflow_import import import_tensorflow
+from ....runtime.ranks import display_here
+from ..answers import PRINTED, add_json_argument, answer, files_read
 from .frontier_outputs import add_report_argument, check_outputs, write_frontier
 from .search import add_model_arguments, budget_of, checked_measurement, hardware_of, positive_number
 
 if TYPE_CHECKING:
-    from ...plan.plan import Plan
-    from ...search.frontiers.model_frontier import ModelFrontier
-    from ...search.request import Request
+    from ....plan.plan import Plan
+    from ....search.frontiers.model_frontier import ModelFrontier
+    from ....search.request import Request
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,13 +55,13 @@ def _compare(arguments: argparse.Namespace) -> None:
     check_outputs(outputs, files_read(arguments))
     import_tensorflow()
     checked_measurement(hardware, arguments.strict)
-    from ...search.candidates.plan_points import frontier_of_whole
-    from ...search.compare import compare
-    from ...search.frontiers.find_frontier import find_frontier
-    from ...search.options import mini_time
-    from ...search.problem.splittable import check_usable
-    from ...search.request import Request
-    from ..offline import record_named
+    from ....search.candidates.plan_points import frontier_of_whole
+    from ....search.compare import compare
+    from ....search.frontiers.find_frontier import find_frontier
+    from ....search.options import mini_time
+    from ....search.problem.splittable import check_usable
+    from ....search.request import Request
+    from ...offline import record_named
     from .search_report import SearchSetup, introduction, write_picture
 
     display = display_here()
@@ -94,7 +94,7 @@ def _compare(arguments: argparse.Namespace) -> None:
 
 def _that_pays(request: Request, count: int, frontier: ModelFrontier) -> Plan | None:
     """Return the plan in stages that a search takes unasked within the memory limit; None where it takes none."""
-    from ...search.candidates.search_candidates import CandidateSearch
+    from ....search.candidates.search_candidates import CandidateSearch
 
     fastest = frontier.fastest_within(request.limit_bytes)
     if fastest is None:

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ... import __version__
-from ...common.errors import TensorOptError
-from ...common.process.tensorflow_import import import_tensorflow
-from ...common.versions import untried_versions
-from ...common.words import counted
-from ...runtime.gpus import Gpu, visible_gpus
-from ...runtime.launch.mpirun import find_mpirun
+from .... import __version__
+from ....common.errors import TensorOptError
+from ....common.process.tensorflow_import import import_tensorflow
+from ....common.versions import untried_versions
+from ....common.words import counted
+from ....runtime.gpus import Gpu, visible_gpus
+from ....runtime.launch.mpirun import find_mpirun
 
 SECONDS = 2.0
 """How long ranks sum."""
@@ -85,7 +85,7 @@ def _ranks(page: Page) -> Any:
     try:
         page.lines.append(("mpirun", str(find_mpirun())))
         page.lines.append(("mpi4py", importlib.metadata.version("mpi4py")))
-        from ...runtime.measuring.local_hardware import prepared_processes
+        from ....runtime.measuring.local_hardware import prepared_processes
 
         processes = prepared_processes()
     except (ImportError, importlib.metadata.PackageNotFoundError, TensorOptError) as error:
@@ -147,7 +147,7 @@ def _has_library(name: str, folders: Iterable[Path]) -> bool:
 
 def _collectives(page: Page, processes: Any) -> None:
     """Tell which collectives plans run by, and how fast all ranks sum with them."""
-    from ...runtime.execute import EMULATED, checked_collectives
+    from ....runtime.execute import EMULATED, checked_collectives
 
     collectives = checked_collectives(None)
     setting = os.environ.get("TENSOROPT_COLLECTIVES")
@@ -164,13 +164,13 @@ def _time_of_sum(processes: Any, collectives: str) -> float:
     """Return the seconds of an all-reduce of :data:`COUNT` numbers between all ranks, over :data:`SECONDS`."""
     import tensorflow as tf
 
-    from ...lowering.resharding.path_callbacks import CollectiveRequest
-    from ...lowering.resharding.reshard import Collective
-    from ...profiling.collective_tables import step_alone
-    from ...reschedule.layout import axes_text
-    from ...reschedule.mesh import Level, Mesh
-    from ...reschedule.path import Path as Steps
-    from ...runtime.execute import communicating, taking_part
+    from ....lowering.resharding.path_callbacks import CollectiveRequest
+    from ....lowering.resharding.reshard import Collective
+    from ....profiling.collective_tables import step_alone
+    from ....reschedule.layout import axes_text
+    from ....reschedule.mesh import Level, Mesh
+    from ....reschedule.path import Path as Steps
+    from ....runtime.execute import communicating, taking_part
 
     mesh = Mesh((Level("device", processes.size),))
     backend, prepare = communicating(mesh, taking_part(mesh.n_devices, processes), collectives)

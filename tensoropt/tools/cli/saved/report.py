@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ...common.errors import InputError
-from ...common.files import CHECK, check_writable, read_json, reading_value
-from ...common.process.garbage import nothing_collected
-from ...common.words import counted
-from .answers import add_json_argument, answer, check_apart, check_json_path
+from ....common.errors import InputError
+from ....common.files import CHECK, check_writable, read_json, reading_value
+from ....common.process.garbage import nothing_collected
+from ....common.words import counted
+from ..answers import add_json_argument, answer, check_apart, check_json_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,9 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @nothing_collected()
 def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt report`` and return the exit code."""
-    from ...report.pages.page import write_report
-    from ...report.pages.plan_page import measured_at, report_of
-    from ...report.reading import read_curve, read_points
+    from ....report.pages.page import write_report
+    from ....report.pages.plan_page import measured_at, report_of
+    from ....report.reading import read_curve, read_points
 
     file = Path(arguments.file)
     output = arguments.output or file.with_suffix(".html")

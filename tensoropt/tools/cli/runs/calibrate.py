@@ -18,15 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...common.errors import InputError, short
-from ...common.files import check_writable, write_json
-from ...common.process.tensorflow_import import import_tensorflow
-from ...runtime.ranks import display_here
-from .search import amount_of
+from ....common.errors import InputError, short
+from ....common.files import check_writable, write_json
+from ....common.process.tensorflow_import import import_tensorflow
+from ....runtime.ranks import display_here
+from ..searches.search import amount_of
 
 if TYPE_CHECKING:
-    from ...profiling.hardware import Hardware
-    from ...runtime.ranks import Processes
+    from ....profiling.hardware import Hardware
+    from ....runtime.ranks import Processes
 
 SECONDS, QUICK_SECONDS = 240.0, 20.0
 OF_FIRST, OF_COLLECTIVES = 0.1, 0.25
@@ -59,9 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
         if not seconds:
             raise InputError(f"--seconds takes a number of seconds above 0, got {short(arguments.seconds)}")
     import_tensorflow()
-    from ...runtime.execute import EMULATED, checked_collectives
-    from ...runtime.measuring.disturbance import measured_with_disturbance
-    from ...runtime.measuring.local_hardware import calibrated_file, prepared_processes
+    from ....runtime.execute import EMULATED, checked_collectives
+    from ....runtime.measuring.disturbance import measured_with_disturbance
+    from ....runtime.measuring.local_hardware import calibrated_file, prepared_processes
 
     if arguments.output is not None:
         check_writable(arguments.output, "hardware file")
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         measured = f"; what was measured is in '{file}'" if file.exists() else ""
         raise KeyboardInterrupt(f"calibration interrupted{measured}") from error
     if is_first:
-        from ...profiling.description_text import hardware_table
+        from ....profiling.description_text import hardware_table
 
         if "ranks" in hardware.provenance:
             print(f"tensoropt: {hardware.provenance['ranks']}", file=sys.stderr, flush=True)
@@ -96,10 +96,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _measured(processes: Processes, seconds: float, keep: Callable[[Hardware], None], collectives: str) -> Hardware:
-    from ...profiling.measure import QUICK_S, Watching
-    from ...runtime.measuring.local_hardware import measure_here
-    from ...tuning.profile_guided import opened_store
-    from ..operator_probes import Calibration
+    from ....profiling.measure import QUICK_S, Watching
+    from ....runtime.measuring.local_hardware import measure_here
+    from ....tuning.profile_guided import opened_store
+    from ...operator_probes import Calibration
 
     display = display_here()
     with display.phase("collectives"):

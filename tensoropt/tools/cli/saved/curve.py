@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ...common.errors import InputError
-from ...common.files import check_writable, reading_value
-from .answers import printable
+from ....common.errors import InputError
+from ....common.files import check_writable, reading_value
+from ..answers import printable
 
 # A copy of those in curve_files.py, so that help is quick.
 TARGETS = ("gavel", "sia", "csv")
@@ -21,8 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt curve`` and return the exit code."""
-    from ...report.curve_files import files_of
-    from ...report.reading import read_curve
+    from ....report.curve_files import files_of
+    from ....report.reading import read_curve
 
     value = read_curve(arguments.curve)
     with reading_value("curve", arguments.curve):

@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...common.files import write_json
-from ...common.memory_units import memory_text
-from ...common.process.progress import Display
-from ...common.words import counted
-from ...plan.frontier import Frontier
-from ...plan.picture import new_axes, save_picture
-from ...plan.plan import Plan
-from ...plan.scaling_curve import Curve
-from ...profiling.hardware import Hardware
-from ...rules.registry import rule_of
-from ...search.algorithms import SPACES as BASELINE_SPACES
-from ...search.compare import Comparison
-from ...search.frontiers.model_frontier import ModelFrontier
-from ...search.problem.config_space import described
+from ....common.files import write_json
+from ....common.memory_units import memory_text
+from ....common.process.progress import Display
+from ....common.words import counted
+from ....plan.frontier import Frontier
+from ....plan.picture import new_axes, save_picture
+from ....plan.plan import Plan
+from ....plan.scaling_curve import Curve
+from ....profiling.hardware import Hardware
+from ....rules.registry import rule_of
+from ....search.algorithms import SPACES as BASELINE_SPACES
+from ....search.compare import Comparison
+from ....search.frontiers.model_frontier import ModelFrontier
+from ....search.problem.config_space import described
 from .frontier_outputs import write_frontier
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from ..recorded import Recorded
+    from ...recorded import Recorded
 
 FORMAT, VERSION = "tensoropt/search", 4
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from tabulate import tabulate
 
-from ...common.errors import InputError
-from ...common.files import write_atomically
-from ...common.process.tensorflow_import import import_tensorflow
-from ...runtime.ranks import display_here
+from ....common.errors import InputError
+from ....common.files import write_atomically
+from ....common.process.tensorflow_import import import_tensorflow
+from ....runtime.ranks import display_here
+from ..searches.search import positive_number
 from .check import add_plan_arguments
-from .search import positive_number
 
 STEPS, FOLDER, ALL = 3, Path("timeline"), "all.json"
 TITLES = ("rank", "step ms", "operators ms", "in collectives ms", "of that overlap ms", "neither ms")
@@ -36,10 +36,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt timeline`` and return the exit code; every rank runs it."""
     steps = positive_number(arguments.steps, "--steps", "steps")
     import_tensorflow()
-    from ...plan.plan import Plan
-    from ...runtime.measuring.local_hardware import prepared_processes
-    from ..offline import record_named
-    from ..timeline import shares, trace_json, trace_steps
+    from ....plan.plan import Plan
+    from ....runtime.measuring.local_hardware import prepared_processes
+    from ...offline import record_named
+    from ...timeline import shares, trace_json, trace_steps
 
     plan = Plan.load(arguments.plan)
     processes = prepared_processes()

@@ -9,14 +9,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ...common.errors import InputError
-from ...common.files import check_writable
-from ...common.process.tensorflow_import import import_tensorflow
-from ...profiling.hardware import Hardware, HardwareError, resolve
-from ...runtime.ranks import display_here
-from .answers import add_json_argument, answer, check_apart, check_json_path, files_read
+from ....common.errors import InputError
+from ....common.files import check_writable
+from ....common.process.tensorflow_import import import_tensorflow
+from ....profiling.hardware import Hardware, HardwareError, resolve
+from ....runtime.ranks import display_here
+from ..answers import add_json_argument, answer, check_apart, check_json_path, files_read
+from ..searches.search import add_strictness, checked_measurement
 from .check import add_plan_arguments
-from .search import add_strictness, checked_measurement
 from .timeline import write_trace
 
 
@@ -38,10 +38,10 @@ def run(arguments: argparse.Namespace) -> int:
         check_writable(arguments.trace, "trace")
         check_apart(arguments.trace, "--trace", arguments.plan, *files_read(arguments))
     import_tensorflow()
-    from ...plan.plan import Plan
-    from ...plan.simulation import simulate_plan
-    from ..offline import record_named
-    from ..simulated_trace import simulated_trace_json
+    from ....plan.plan import Plan
+    from ....plan.simulation import simulate_plan
+    from ...offline import record_named
+    from ...simulated_trace import simulated_trace_json
 
     plan = Plan.load(arguments.plan)
     hardware = _hardware(arguments.cluster, plan.assumed.get("hardware"))

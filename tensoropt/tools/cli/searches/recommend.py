@@ -11,17 +11,17 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ...common.errors import InputError, short
-from ...common.memory_units import parse_memory
-from ...common.process.garbage import nothing_collected
-from ...common.time_units import parse_time_us
-from .answers import PRINTED, add_json_argument, add_training_arguments, answer, check_json_path
+from ....common.errors import InputError, short
+from ....common.memory_units import parse_memory
+from ....common.process.garbage import nothing_collected
+from ....common.time_units import parse_time_us
+from ..answers import PRINTED, add_json_argument, add_training_arguments, answer, check_json_path
 from .curves import add_curve_arguments, batches_of, configured_of, workers_of
 
 if TYPE_CHECKING:
-    from ...profiling.hardware import Hardware
-    from ...report.recommendation import Wanted
-    from ...sharding.model import Model
+    from ....profiling.hardware import Hardware
+    from ....report.recommendation import Wanted
+    from ....sharding.model import Model
 
 NEAR = 64
 """The largest size that fits is searched until the next one that was tried is larger by this part of it."""
@@ -51,9 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt recommend`` and return the exit code: 0 if some devices do, else 1."""
-    from ...report.frontier_rows import FrontierRows
-    from ...report.reading import read_as
-    from ...report.recommendation import of_curve, of_frontier, recommendation_text
+    from ....report.frontier_rows import FrontierRows
+    from ....report.reading import read_as
+    from ....report.recommendation import of_curve, of_frontier, recommendation_text
 
     conditions = _conditions(arguments)
     check_json_path(arguments, arguments.subject)
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _conditions(arguments: argparse.Namespace) -> Wanted:
-    from ...report.recommendation import Wanted
+    from ....report.recommendation import Wanted
 
     if (arguments.samples is None) != (arguments.spend is None and arguments.finish_within is None):
         raise InputError("--samples goes with --spend or --finish-within: how much may training on so many samples cost?")
@@ -101,7 +101,7 @@ def _amount(text: str, option: str, example: str) -> float:
 
 def _searched_curve(arguments: argparse.Namespace, conditions: Wanted) -> dict[str, Any]:
     """Return the curve of a model, of the largest one that does where that is asked for; print each point at once."""
-    from ...report.recommendation import of_curve
+    from ....report.recommendation import of_curve
 
     if arguments.cluster is None:
         raise InputError("recommend needs the cluster of a model: give --cluster, such as --cluster v100-2x8")
@@ -150,15 +150,15 @@ def _curve(
     batch: int | None = None, before: str = "",
 ) -> dict[str, Any]:  # fmt: skip
     """Return the curve of a model, with a batch or its own, as a JSON value; ``before`` is put before each printed point."""
-    from ...common.process.tensorflow_import import import_tensorflow
-    from ...runtime.ranks import display_here
+    from ....common.process.tensorflow_import import import_tensorflow
+    from ....runtime.ranks import display_here
 
     with nothing_collected():
         import_tensorflow()
-        from ...report.recommendation import of_curve, row_text
-        from ...search.options import profiling
-        from ...search.request import ONCE, Request, assumptions, limit_of
-        from ..offline import record_named
+        from ....report.recommendation import of_curve, row_text
+        from ....search.options import profiling
+        from ....search.request import ONCE, Request, assumptions, limit_of
+        from ...offline import record_named
 
     display, batches = display_here(), batches_of(arguments)
 

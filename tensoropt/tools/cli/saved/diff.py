@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from ...common.files import reading_value
-from .answers import add_json_argument, answer, check_json_path
+from ....common.files import reading_value
+from ..answers import add_json_argument, answer, check_json_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,8 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt diff`` and return the exit code."""
-    from ...report.differences import differences, differences_text
-    from ...report.reading import read_points
+    from ....report.differences import differences, differences_text
+    from ....report.reading import read_points
 
     check_json_path(arguments, arguments.before, arguments.after)
     before, after = (read_points(file) for file in (arguments.before, arguments.after))

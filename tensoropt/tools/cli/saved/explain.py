@@ -8,13 +8,13 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ...common.errors import InputError, short
-from ...common.files import reading_value
-from ...common.memory_units import parse_memory
-from .answers import add_json_argument, answer, check_json_path
+from ....common.errors import InputError, short
+from ....common.files import reading_value
+from ....common.memory_units import parse_memory
+from ..answers import add_json_argument, answer, check_json_path
 
 if TYPE_CHECKING:
-    from ...report.frontier_rows import FrontierRows
+    from ....report.frontier_rows import FrontierRows
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,9 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt explain`` and return the exit code."""
-    from ...report.explanation import explanation
-    from ...report.explanation_text import explanation_text
-    from ...report.reading import read_points
+    from ....report.explanation import explanation
+    from ....report.explanation_text import explanation_text
+    from ....report.reading import read_points
 
     limit = None if arguments.memory is None else parse_memory(arguments.memory)
     check_json_path(arguments, arguments.file)
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _point(frontier: FrontierRows, number: str | None, limit_bytes: int | None) -> int:
     """Return the number of a point: the given one, the fastest within a limit, or the chosen one."""
-    from ...report.reading import nothing_fits_text
+    from ....report.reading import nothing_fits_text
 
     if number is not None:
         if not number.isdecimal() or not 1 <= int(number) <= len(frontier):

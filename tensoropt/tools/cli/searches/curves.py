@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from contextlib import AbstractContextManager
 
-from ...common.errors import InputError, short
-from ...common.process.workers import n_workers, started_early
-from ...profiling.available_memory import available_memory_bytes
-from ...profiling.hardware import Hardware, resolve
+from ....common.errors import InputError, short
+from ....common.process.workers import n_workers, started_early
+from ....profiling.available_memory import available_memory_bytes
+from ....profiling.hardware import Hardware, resolve
 
 
 def add_curve_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def configured_of(arguments: argparse.Namespace, clusters: list[Hardware] | None
     Raises:
         InputError: there is no such hardware, or none of it has so many devices.
     """
-    from ...plan.scaling_curve import configurations
+    from ....plan.scaling_curve import configurations
 
     clusters = clusters or [resolve(name.strip()) for name in arguments.cluster.split(",")]
     counts = None if arguments.parallelism is None else [text.strip() for text in arguments.parallelism.split(",")]

@@ -14,16 +14,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...common.errors import InputError, describe
-from ...common.files import check_writable
-from ...common.time_units import parse_time_us
-from ...runtime import notes
-from ...runtime.launch.hosts import Host, hosts_in, hosts_of, hosts_of_allocation
-from ...runtime.launch.mpirun import mpirun_command, rank_environment, supervise
-from ...survive.interval import Interval
-from ...survive.supervisor import Supervisor, Survival, code_with_hosts
-from ...unchanged.copied_input import copied_input
-from ...unchanged.script import AS_WRITTEN, REFUSED_AT, TO_FILE, command
+from ....common.errors import InputError, describe
+from ....common.files import check_writable
+from ....common.time_units import parse_time_us
+from ....runtime import notes
+from ....runtime.launch.hosts import Host, hosts_in, hosts_of, hosts_of_allocation
+from ....runtime.launch.mpirun import mpirun_command, rank_environment, supervise
+from ....survive.interval import Interval
+from ....survive.supervisor import Supervisor, Survival, code_with_hosts
+from ....unchanged.copied_input import copied_input
+from ....unchanged.script import AS_WRITTEN, REFUSED_AT, TO_FILE, command
 
 ALSO_UNCHANGED = {"auto", "Survive"}
 """The names of TensorOpt that a script may use and run unchanged all the same."""
@@ -303,7 +303,7 @@ def _reporting(run: Callable[[Mapping[str, str]], int], environment: Mapping[str
     """
     if file is None:
         return run(environment)
-    from ...report.pages.page import ASKED, library
+    from ....report.pages.page import ASKED, library
 
     check_writable(file, "report")
     library()

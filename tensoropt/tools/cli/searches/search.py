@@ -1,7 +1,7 @@
 """Run ``tensoropt search``: find the frontier, a plan, or the curve of a model, for hardware that needn't be at hand.
 
 It needs no ranks, no GPU and, unless it is given a profile budget, no measurement: the model is recorded
-(:mod:`..offline`), and its costs come from the hardware's description.
+(:mod:`...offline`), and its costs come from the hardware's description.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...common.errors import InputError, short
-from ...common.memory_units import parse_memory
-from ...common.process.garbage import nothing_collected
-from ...common.process.progress import ended_soon
-from ...common.process.tensorflow_import import import_tensorflow
-from ...costs.objectives import MEMORY_TIME, PAIRS, TIME_COST, parse_objectives
-from ...ft import ALGORITHMS, BY_DEFAULT, Budget
-from ...profiling.hardware import Hardware, resolve
-from ...runtime.ranks import display_here
-from ...search.algorithms import BY_SIMULATION, MONTE_CARLO_SECONDS, OTHERS
-from ...search.problem.choices import CHOICES, checked_choices
-from ...search.problem.config_space import SPACES
-from .answers import add_training_arguments, files_read
+from ....common.errors import InputError, short
+from ....common.memory_units import parse_memory
+from ....common.process.garbage import nothing_collected
+from ....common.process.progress import ended_soon
+from ....common.process.tensorflow_import import import_tensorflow
+from ....costs.objectives import MEMORY_TIME, PAIRS, TIME_COST, parse_objectives
+from ....ft import ALGORITHMS, BY_DEFAULT, Budget
+from ....profiling.hardware import Hardware, resolve
+from ....runtime.ranks import display_here
+from ....search.algorithms import BY_SIMULATION, MONTE_CARLO_SECONDS, OTHERS
+from ....search.problem.choices import CHOICES, checked_choices
+from ....search.problem.config_space import SPACES
+from ..answers import add_training_arguments, files_read
 from .curves import add_curve_arguments, batches_of, configured_of, workers_of
 from .frontier_outputs import add_baselines, add_report_argument, baselines_of, check_outputs, with_baselines
 
 if TYPE_CHECKING:
-    from ...plan.plan import Plan
-    from ...plan.scaling_curve import Curve
-    from ...search.request import Request
-    from ..recorded import Recorded
+    from ....plan.plan import Plan
+    from ....plan.scaling_curve import Curve
+    from ....search.request import Request
+    from ...recorded import Recorded
 
 DEFAULT_DEVICE, PER_MACHINE = "v100", 8
 OF_CURVE = 1
@@ -164,7 +164,7 @@ def checked_measurement(hardware: Hardware, is_strict: bool, is_run_here: bool =
     Raises:
         InputError: it was, and ``is_strict``.
     """
-    from ...runtime.measuring.local_hardware import warning_of
+    from ....runtime.measuring.local_hardware import warning_of
 
     warning = warning_of(hardware, is_strict, is_run_here)
     if warning:
@@ -206,10 +206,10 @@ def _search(arguments: argparse.Namespace, during: contextlib.ExitStack) -> bool
         during.enter_context(workers_of(len(configured) * len(per_device) if is_curve else 1 + may_have_stages))
     with nothing_collected():
         import_tensorflow()
-        from ...plan.scaling_curve import Curve
-        from ...search.problem.splittable import check_usable
-        from ...search.request import Request, assumptions, checked_micro_batches
-        from ..offline import record_named
+        from ....plan.scaling_curve import Curve
+        from ....search.problem.splittable import check_usable
+        from ....search.request import Request, assumptions, checked_micro_batches
+        from ...offline import record_named
         from .search_report import SearchSetup, introduction, write_result
     clusters = list({hardware.name: hardware for hardware, _ in configured}.values())
     for hardware in clusters:
@@ -282,7 +282,7 @@ def _stages(arguments: argparse.Namespace) -> tuple[int, ...] | None:
         InputError: one isn't a positive number, or something that is asked for can't be had with stages.
     """
     if arguments.schedule is not None:
-        from ...program.orders.schedule import check_schedule
+        from ....program.orders.schedule import check_schedule
 
         check_schedule(arguments.schedule)
     if arguments.stages is None:
@@ -291,12 +291,12 @@ def _stages(arguments: argparse.Namespace) -> tuple[int, ...] | None:
 
 
 def _find(arguments: argparse.Namespace, points: list[tuple[Request, int]]) -> Plan | Curve:
-    from ...search.options import find_answer, profiling
+    from ....search.options import find_answer, profiling
 
     request, counts = points[0][0], [count for _, count in points]
     if arguments.profile_budget is not None:
-        from ...runtime.ranks import current_processes
-        from ...tuning.profile_guided import find_measured
+        from ....runtime.ranks import current_processes
+        from ....tuning.profile_guided import find_measured
 
         budget, processes = arguments.profile_budget, current_processes()
         return find_measured(arguments.option, request, counts, budget, processes)

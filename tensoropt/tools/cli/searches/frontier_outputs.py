@@ -9,19 +9,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ...common.errors import InputError, short
-from ...common.files import check_writable
-from ...common.process.progress import Display
-from ...costs.objectives import MEMORY_TIME
-from ...ft import ALGORITHMS
-from ...search.algorithms import OTHERS
-from .answers import check_apart
+from ....common.errors import InputError, short
+from ....common.files import check_writable
+from ....common.process.progress import Display
+from ....costs.objectives import MEMORY_TIME
+from ....ft import ALGORITHMS
+from ....search.algorithms import OTHERS
+from ..answers import check_apart
 
 if TYPE_CHECKING:
-    from ...plan.frontier import Frontier
-    from ...plan.plan import Plan
-    from ...search.compare import Comparison
-    from ...search.frontiers.model_frontier import ModelFrontier
+    from ....plan.frontier import Frontier
+    from ....plan.plan import Plan
+    from ....search.compare import Comparison
+    from ....search.frontiers.model_frontier import ModelFrontier
 
 OUTPUTS = MappingProxyType({"--plan": "plan", "--frontier": "frontier", "--json": "result", "--plot": "picture",
                             "--report": "report"})  # fmt: skip
@@ -60,7 +60,7 @@ def with_baselines(
 
     The plan stays, and there is no comparison, where no frontier is written or it has other points than of peak and time.
     """
-    from ...search.compare import beside_baselines
+    from ....search.compare import beside_baselines
 
     frontier, names = plan.frontier, baselines_of(arguments)
     is_written = arguments.frontier is not None or arguments.report is not None
@@ -95,7 +95,7 @@ def check_outputs(files: Mapping[str, Path | None], read: Sequence[str | Path]) 
     if "--plot" in outputs:
         _check_picture(outputs["--plot"])
     if "--report" in outputs:
-        from ...report.pages.page import library
+        from ....report.pages.page import library
 
         library()
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from ...common.errors import InputError, short
-from ...common.files import reading_value
-from ...common.memory_units import parse_memory
-from .answers import add_json_argument, answer, check_json_path
+from ....common.errors import InputError, short
+from ....common.files import reading_value
+from ....common.memory_units import parse_memory
+from ..answers import add_json_argument, answer, check_json_path
 
 TOP = 5
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run ``tensoropt plans`` and return the exit code."""
-    from ...report.reading import read_frontier, selected, selected_text
+    from ....report.reading import read_frontier, selected, selected_text
 
     limit = None if arguments.memory is None else parse_memory(arguments.memory)
     if not arguments.top.isdecimal() or int(arguments.top) < 1:

@@ -1,0 +1,1 @@
+"""Commands on ranks and machines: ``run``, ``check``, ``timeline``, ``simulate``, ``calibrate`` and ``doctor``."""

@@ -1,0 +1,1 @@
+"""Commands that search: ``search``, ``compare`` and ``recommend``."""
