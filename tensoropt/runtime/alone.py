@@ -9,8 +9,8 @@ import contextlib
 import os
 import sys
 
+from .failures.notes import SEED
 from .gpus import computes_on_gpu
-from .notes import SEED
 from .ranks import Processes
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..runtime import notes
+from ..runtime.failures import notes
 
 _HEADER = ("attempt", "ranks", "from fit:step", "to", "lost steps", "seconds", "ended by")
 _MOST_TEXT = 80

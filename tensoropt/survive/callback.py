@@ -30,9 +30,9 @@ import keras
 
 from ..common.errors import InputError, TensorOptError, short
 from ..common.files import path_text
-from ..runtime import notes
 from ..runtime.checkpoint.room import Room
 from ..runtime.checkpoint.saving import Beside, PendingSave, room_for
+from ..runtime.failures import notes
 from ..runtime.failures.interruptions import say
 from ..runtime.together import on_rank_0
 from ..trainer.batch import Batch

@@ -24,7 +24,7 @@ from typing import Any
 from ..common.errors import InputError, describe
 from ..common.files import check_writable, needing_folder, write_json
 from ..common.process.lock import Lock
-from ..runtime import notes
+from ..runtime.failures import notes
 from ..runtime.failures.interruptions import say
 from ..runtime.launch.hosts import Host, hosts_of_allocation
 from ..runtime.launch.mpirun import Leaving, answers, supervise

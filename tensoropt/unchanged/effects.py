@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from ..common.errors import InputError, short
 from ..common.process.progress import Display
 from ..common.source_lines import line_at, running_line
-from ..runtime.notes import SEED
+from ..runtime.failures.notes import SEED
 from ..runtime.ranks import Processes, current_processes
 
 ALL_OUTPUT = "TENSOROPT_ALL_OUTPUT"

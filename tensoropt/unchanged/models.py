@@ -34,7 +34,7 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from ..common.errors import InputError
 from ..common.source_lines import running_line
 from ..runtime.execute import loaded_plan
-from ..runtime.notes import SEED
+from ..runtime.failures.notes import SEED
 from ..runtime.ranks import current_processes
 from ..trainer.batch import Batch
 from ..trainer.callbacks import DECISIONS

@@ -20,7 +20,7 @@ from helpers.mpirun import _calibrations, child_environment, run_by_forks, run_c
 from survive import kept_script
 
 from tensoropt.common.errors import InputError
-from tensoropt.runtime import notes
+from tensoropt.runtime.failures import notes
 from tensoropt.runtime.launch.hosts import Host
 from tensoropt.runtime.launch.mpirun import Leaving
 from tensoropt.survive.attempts import Attempt, table, why_not_again

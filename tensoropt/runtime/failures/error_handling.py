@@ -33,8 +33,8 @@ from typing import Any, NoReturn
 from ...common.errors import InputError, TensorOptError
 from ...common.process.watchdog import timeout_s
 from ...common.source_lines import code_location, users_line_of
-from .. import notes
 from ..mpi_start import finalize
+from . import notes
 from .ending import DIGEST_BYTES, KIND_FAILED, KIND_NORMAL
 from .interruptions import MOST_STAGGER_S, Interruptions, say
 from .watching import RankWatch, WatchedRank

@@ -20,8 +20,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...common.source_lines import code_location
-from ..notes import TERMINATED as TERMINATED_NOTE
-from ..notes import note
+from .notes import TERMINATED as TERMINATED_NOTE
+from .notes import note
 
 if TYPE_CHECKING:
     from .ending import Ending

@@ -15,7 +15,7 @@ from keras.src.trainers.data_adapters import array_data_adapter, py_dataset_adap
 
 from ...common.errors import InputError
 from ...common.source_lines import running_line
-from ...runtime import notes
+from ...runtime.failures import notes
 from ..batch import Batch
 from ..saving import RunPosition
 from ..seeding import is_seeded

@@ -17,7 +17,7 @@ from typing import Any
 from ....common.errors import InputError, describe
 from ....common.files import check_writable
 from ....common.time_units import parse_time_us
-from ....runtime import notes
+from ....runtime.failures import notes
 from ....runtime.launch.hosts import Host, hosts_in, hosts_of, hosts_of_allocation
 from ....runtime.launch.mpirun import mpirun_command, rank_environment, supervise
 from ....survive.interval import Interval

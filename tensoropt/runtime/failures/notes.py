@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..common.process.launched import launched_as
+from ...common.process.launched import launched_as
 
 CHECKPOINT, EVERY, KEEP = "TENSOROPT_CHECKPOINT", "TENSOROPT_EVERY", "TENSOROPT_KEEP"
 """Environment variables with the options of these names; set where the command was given ``--checkpoint``."""
