@@ -108,12 +108,12 @@ class TensorFlowEngine:
             keep_thread_state()
             return [x, x]
 
-        def build(calls: bool) -> Action:
+        def build(calls_python: bool) -> Action:
             def body(x: Any, other: Any) -> Any:
                 for _ in range(_CALLBACKS):
                     with tf.control_dependencies([x]):
                         x = x + tf.reduce_sum(other) * 1e-30
-                    if calls:
+                    if calls_python:
                         x = tf.numpy_function(called, [x], [tf.float32, tf.float32])[0]
                         x.set_shape(start.shape)
                 return x

@@ -91,15 +91,15 @@ def cheapest_path(source: Layout, target: Layout, shape: Shape, itemsize: int, c
     """
     _check(source, target, shape)
     mesh = source.mesh
-    partial = bool(source.partial or target.partial)
+    may_be_partial = bool(source.partial or target.partial)
     of_units = UnitMesh.of(mesh)
     ends = of_units.state(source), of_units.state(target)
     if ends[0] is not None and ends[1] is not None:
         times = _step_times(mesh, True, shape, itemsize, costs)
-        moves = [of_units.move(move) for move in _moves(times, ends[0], ends[1], partial)]
+        moves = [of_units.move(move) for move in _moves(times, ends[0], ends[1], may_be_partial)]
     else:
         times = _step_times(mesh, False, shape, itemsize, costs)
-        moves = _moves(times, State.of(source), State.of(target), partial)
+        moves = _moves(times, State.of(source), State.of(target), may_be_partial)
     layout, steps = source, []
     for move in moves:
         steps.append(make_step(layout, move))
@@ -107,14 +107,14 @@ def cheapest_path(source: Layout, target: Layout, shape: Shape, itemsize: int, c
     return Path(source, target, tuple(steps), shape)
 
 
-def _moves(times: StepTimes, source: State, target: State, partial: bool) -> list[Move]:
+def _moves(times: StepTimes, source: State, target: State, may_be_partial: bool) -> list[Move]:
     runs = runs_on_paths(len(times.axis_sizes), len(times.shape))
-    return cheapest_moves(times, source, target, partial, runs, _between)
+    return cheapest_moves(times, source, target, may_be_partial, runs, _between)
 
 
-def _between(times: StepTimes, source: State, target: State, partial: bool, runs: int | None) -> list[Move]:
+def _between(times: StepTimes, source: State, target: State, may_be_partial: bool, runs: int | None) -> list[Move]:
     search = quick_moves if is_quick(times, source, target, runs) else dijkstra_moves
-    return search(times, source, target, partial, runs)
+    return search(times, source, target, may_be_partial, runs)
 
 
 @lru_cache(maxsize=128)

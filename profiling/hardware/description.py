@@ -337,7 +337,7 @@ class Hardware:
             HardwareError: the file can't be read, isn't JSON, or describes no possible hardware; names the file.
         """
         try:
-            return (read or cls.from_json)(parse_json(Path(path).read_bytes(), any_number=True))
+            return (read or cls.from_json)(parse_json(Path(path).read_bytes(), allow_any_number=True))
         except OSError as error:
             raise HardwareError(f"{cut(path)}: cannot be read: {error.strerror or error}") from None
         except JsonError as error:

@@ -145,18 +145,18 @@ class _Starts:
         return _Starts(len(rows), np.searchsorted(rows, self.row[is_chosen]), self.state[is_chosen], self.time_ns[is_chosen])
 
 
-def times_between(steps: StepTimes, states: Sequence[State], partial: bool, runs: int | None) -> Ints:
+def times_between(steps: StepTimes, states: Sequence[State], may_be_partial: bool, runs: int | None) -> Ints:
     """Return the nanoseconds between all pairs of states, which must fit the tensor, int64[states, states].
 
     Args:
-        partial: whether the layouts on the way may be partial.
+        may_be_partial: whether the layouts on the way may be partial.
         runs: the most runs of axes that a dimension may be made of on the way; None for any number.
     """
     table = orders(len(steps.axis_sizes), runs)
     chains = {i: leaving for i, state in enumerate(states) if (leaving := unwinding(state, table))}
     if chains:
-        return _with_chains(steps, states, chains, partial, runs)
-    graph = layout_graph(len(steps.axis_sizes), len(steps.shape), partial, runs)
+        return _with_chains(steps, states, chains, may_be_partial, runs)
+    graph = layout_graph(len(steps.axis_sizes), len(steps.shape), may_be_partial, runs)
     weighted = Weighted.of(graph, steps)
     inside = [i for i, state in enumerate(states) if graph.orders.has(*state)]
     numbers = graph.number_of([states[i] for i in inside])
@@ -167,13 +167,13 @@ def times_between(steps: StepTimes, states: Sequence[State], partial: bool, runs
 
 
 def _with_chains(
-    steps: StepTimes, states: Sequence[State], chains: dict[int, list[Move]], partial: bool, runs: int | None
+    steps: StepTimes, states: Sequence[State], chains: dict[int, list[Move]], may_be_partial: bool, runs: int | None
 ) -> Ints:
     """Return :func:`times_between` where some states, those with ``chains``, are unwound first or rewound last."""
     near = [chains[i][-1].target if i in chains else state for i, state in enumerate(states)]
     index = {state: number for number, state in enumerate(dict.fromkeys(near))}
     of_near = np.array([index[state] for state in near])
-    times: Ints = times_between(steps, list(index), partial, runs)[np.ix_(of_near, of_near)]
+    times: Ints = times_between(steps, list(index), may_be_partial, runs)[np.ix_(of_near, of_near)]
     for i, leaving in chains.items():
         times[i] += path_time_ns(steps, states[i], leaving)
         times[:, i] += path_time_ns(steps, near[i], rewinding(states[i], leaving))

@@ -55,10 +55,10 @@ class StepTimes:
             self._times[key] = self._ask(kind, axes, elements)
         return self._times[key]
 
-    def moves(self, state: State, partial: bool, runs: int | None) -> Iterator[Move]:
+    def moves(self, state: State, may_be_partial: bool, runs: int | None) -> Iterator[Move]:
         """Yield the moves to states that fit, are of few runs, and partial only where that is allowed."""
         for move in moves(len(self.axis_sizes), state, runs):
-            if (partial or not move.target.partial) and self.elements(move.target) is not None:
+            if (may_be_partial or not move.target.partial) and self.elements(move.target) is not None:
                 yield move
 
 
@@ -66,14 +66,14 @@ Between = Callable[["StepTimes", State, State, bool, "int | None"], "list[Move]"
 
 
 def cheapest_moves(
-    times: StepTimes, source: State, target: State, partial: bool, runs: int | None, between: Between | None = None
+    times: StepTimes, source: State, target: State, may_be_partial: bool, runs: int | None, between: Between | None = None
 ) -> list[Move]:
     """Return the moves of the cheapest path between two states that fit.
 
     Args:
         between: finds the moves between states of which at most one part each has too many runs; None for
             :func:`dijkstra_moves`.
-        partial: whether the states on the way may be partial.
+        may_be_partial: whether the states on the way may be partial.
         runs: the most runs of axes that a dimension of a state on the way may be made of; None for any number.
     """
     if source == target:
@@ -84,7 +84,7 @@ def cheapest_moves(
         return [direct]
     near_source = leaving[-1].target if leaving else source
     near_target = entering[-1].target if entering else target
-    moves = (between or dijkstra_moves)(times, near_source, near_target, partial, runs)
+    moves = (between or dijkstra_moves)(times, near_source, near_target, may_be_partial, runs)
     return [*leaving, *moves, *rewinding(target, entering)]
 
 
@@ -118,7 +118,7 @@ def path_time_ns(times: StepTimes, state: State, path: list[Move]) -> int:
     return sum(times.time_ns(origin, move) for origin, move in zip(origins, path, strict=False))
 
 
-def dijkstra_moves(times: StepTimes, source: State, target: State, partial: bool, runs: int | None) -> list[Move]:
+def dijkstra_moves(times: StepTimes, source: State, target: State, may_be_partial: bool, runs: int | None) -> list[Move]:
     """Return the moves of the cheapest path between two states of which at most one part each has too many runs."""
     is_reachable = orders(len(times.axis_sizes), runs).has(*target)
     distance = {source: (0, 0, 0)}  # time, collectives, steps
@@ -131,7 +131,7 @@ def dijkstra_moves(times: StepTimes, source: State, target: State, partial: bool
         if so_far > distance[state]:
             continue
         last = None if is_reachable else move_between(state, target)
-        for move in (*times.moves(state, partial, runs), *([last] if last else [])):
+        for move in (*times.moves(state, may_be_partial, runs), *([last] if last else [])):
             communicates = move.kind in COMMUNICATING
             cost = (so_far[0] + times.time_ns(state, move), so_far[1] + communicates, so_far[2] + 1)
             least = distance.get(move.target)

@@ -77,21 +77,21 @@ def _keys(table: Orders, dims: Ints, partial: Ints) -> Ints:
 
 
 @cache
-def layout_graph(n_axes: int, rank: int, partial: bool, runs: int | None = None) -> LayoutGraph:
+def layout_graph(n_axes: int, rank: int, may_be_partial: bool, runs: int | None = None) -> LayoutGraph:
     """Build the graph for tensors of ``rank`` dimensions on meshes with ``n_axes`` axes.
 
     Args:
-        partial: whether the graph has layouts with partial axes.
+        may_be_partial: whether the graph has layouts with partial axes.
         runs: the most runs of axes that a dimension, or the set of partial axes, may be made of; None for any number.
     """
     table = orders(n_axes, runs)
-    dims, partials = _states(table, rank, partial)
+    dims, partials = _states(table, rank, may_be_partial)
     key = _keys(table, dims, partials)
     by_key = np.argsort(key)
     dims, partials, key = dims[by_key], partials[by_key], key[by_key]
     edges = []
     for kind, source, to_dims, to_partial, mask in _moves(table, dims, partials):
-        if not partial and to_partial.any():
+        if not may_be_partial and to_partial.any():
             continue
         is_state = (to_dims >= 0).all(axis=1) & table.can_be_partial[to_partial]
         target = np.searchsorted(key, _keys(table, to_dims[is_state], to_partial[is_state]))
@@ -141,12 +141,12 @@ def _classes(table: Orders, dims: Ints, step: Ints, source: Ints, target: Ints) 
     return class_of.reshape(-1), first
 
 
-def _states(table: Orders, rank: int, partial: bool) -> tuple[Ints, Ints]:
+def _states(table: Orders, rank: int, may_be_partial: bool) -> tuple[Ints, Ints]:
     dims, used = np.zeros((1, 0), np.int64), np.zeros(1, np.int64)
     for _ in range(rank):
         row, order = np.nonzero(used[:, None] & table.mask[None, :] == 0)
         dims, used = np.hstack([dims[row], order[:, None]]), used[row] | table.mask[order]
-    if not partial:
+    if not may_be_partial:
         return dims, np.zeros_like(used)
     sums = np.flatnonzero(table.can_be_partial)
     row, column = np.nonzero(used[:, None] & sums[None, :] == 0)

@@ -39,11 +39,11 @@ def is_quick(steps: StepTimes, source: State, target: State, runs: int | None) -
     return is_loaded or n_layouts(n_axes, len(steps.shape), runs) >= _WORTH_LOADING
 
 
-def quick_moves(steps: StepTimes, source: State, target: State, partial: bool, runs: int | None) -> list[Move]:
+def quick_moves(steps: StepTimes, source: State, target: State, may_be_partial: bool, runs: int | None) -> list[Move]:
     """Return the moves that :func:`.dijkstra.dijkstra_moves` returns. An end at least must be in the graph."""
     if source == target:
         return []
-    graph = layout_graph(len(steps.axis_sizes), len(steps.shape), partial, runs)
+    graph = layout_graph(len(steps.axis_sizes), len(steps.shape), may_be_partial, runs)
     search = _Search(graph, steps, Weighted.of(graph, steps).weight)
     if not graph.orders.has(*target):
         return search.moves_out(source, target)

@@ -78,11 +78,11 @@ def write_json(file: str | os.PathLike[str], value: dict[str, Any], name: str) -
     write_atomically(file, lambda partial: partial.write_text(json.dumps(value, indent=1) + "\n"), name)
 
 
-def parse_json(data: bytes, any_number: bool = False) -> Any:
+def parse_json(data: bytes, allow_any_number: bool = False) -> Any:
     """Return the value of a JSON text that was written by someone else, after checking that it can be computed with.
 
     Args:
-        any_number: whether the caller itself handles numbers that are NaN or infinite.
+        allow_any_number: whether the caller itself handles numbers that are NaN or infinite.
 
     Raises:
         JsonError: the text isn't complete JSON in UTF-8, is nested too deeply, has a field twice, or has a number that is
@@ -93,7 +93,7 @@ def parse_json(data: bytes, any_number: bool = False) -> Any:
     except UnicodeDecodeError as error:
         raise JsonError(f"got bytes that are no text, expected UTF-8: {error.reason} at byte {error.start}") from error
     try:
-        real, constant = (float, float) if any_number else (_real, _no_number)
+        real, constant = (float, float) if allow_any_number else (_real, _no_number)
         whole: Callable[[str], int] = _integer
         zeros = data.translate(_DIGITS_TO_0)
         if not any(part in zeros for part in _LONG):  # calls for each number take most of the time of a large file

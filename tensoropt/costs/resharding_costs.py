@@ -150,7 +150,7 @@ class ReshardingCosting(ByArguments):
         return self._classes[key]
 
     def matrix(
-        self, tensor: Tensor, sources: Shardings, shardings: Shardings, charge: ResidualCharge, of_variable: bool = False
+        self, tensor: Tensor, sources: Shardings, shardings: Shardings, charge: ResidualCharge, is_variable: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return memory and time of the reshardings from each source to each operand sharding (OperandSharding).
 
@@ -158,9 +158,9 @@ class ReshardingCosting(ByArguments):
         partial.
 
         Args:
-            of_variable: whether the source is the variable itself, and not a copy.
+            is_variable: whether the source is the variable itself, and not a copy.
         """
-        forward_ns, time_ns, equal = self._forward_and_all(tensor, sources, shardings, of_variable)
+        forward_ns, time_ns, equal = self._forward_and_all(tensor, sources, shardings, is_variable)
         if charge == ResidualCharge.NOTHING:
             return np.zeros_like(time_ns), time_ns.copy()
         copies = np.broadcast_to(self.shards(tensor, shardings), time_ns.shape)
@@ -197,16 +197,16 @@ class ReshardingCosting(ByArguments):
         return np.where(forbidden, INFEASIBLE, mem), np.where(forbidden, INFEASIBLE, time_ns)
 
     def _forward_and_all(
-        self, tensor: Tensor, sources: Shardings, shardings: Shardings, of_variable: bool
+        self, tensor: Tensor, sources: Shardings, shardings: Shardings, is_variable: bool
     ) -> tuple[Ints, Ints, Mask]:
         """Return the forward times of the reshardings, all of their times, and whether both ends have one layout.
 
         They are computed once for the same sequences and tensors of one shape.
         """
-        key = tensor.shape, tensor.item_bytes, sources, shardings, of_variable
+        key = tensor.shape, tensor.item_bytes, sources, shardings, is_variable
         if key not in self._times:
             forward_ns = self.table(tensor.shape, tensor.item_bytes).between(sources.layouts, shardings.layouts)
-            time_ns = forward_ns + self.returning_ns(tensor, sources, shardings, of_variable)
+            time_ns = forward_ns + self.returning_ns(tensor, sources, shardings, is_variable)
             self._times[key] = forward_ns, time_ns, sources.layouts[:, None] == shardings.layouts
         return self._times[key]
 
@@ -232,7 +232,7 @@ class ReshardingCosting(ByArguments):
         """Return whether each operand sharding's layout is a view of each source, bool[sources, shardings]."""
         return self._of_pairs(self.numbers.are_views, sources, shardings)
 
-    def returning_ns(self, tensor: Tensor, sources: Shardings, shardings: Shardings, of_variable: bool = False) -> Ints:
+    def returning_ns(self, tensor: Tensor, sources: Shardings, shardings: Shardings, is_variable: bool = False) -> Ints:
         """Return the part of :meth:`matrix`'s times that reshards the gradients back, int64[sources, shardings]."""
         time_ns = np.zeros((len(sources), len(shardings)), np.int64)
         returning = shardings.unreduced != NO_GRADIENT
@@ -240,10 +240,10 @@ class ReshardingCosting(ByArguments):
             back = self.numbers.with_partial(shardings.layouts[returning], shardings.unreduced[returning])
             to_source = self.numbers.with_partial(sources.layouts, np.maximum(sources.unreduced, 0))
             time_ns[:, returning] = self.table(tensor.shape, tensor.item_bytes).between(back, to_source).T
-        if of_variable and returning.any():
+        if is_variable and returning.any():
             is_equal = (sources.layouts[:, None] == shardings.layouts) & (shardings.unreduced > 0)
             for i, j in np.argwhere(is_equal).tolist():
-                resharding = resharding_of(tensor, sources[i].layout, shardings[j], sources[i].unreduced, of_variable=True)
+                resharding = resharding_of(tensor, sources[i].layout, shardings[j], sources[i].unreduced, is_variable=True)
                 if resharding.in_bucket:
                     time_ns[i, j] = bucket_share_ns(resharding, self.steps)
         return time_ns

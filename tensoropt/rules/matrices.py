@@ -74,9 +74,9 @@ def batch_matmul(op: Operator) -> Rule:
     left, right = (tensor for _, tensor in op.operands)
     rank = len(op.result.shape)
 
-    def operand(tensor: Tensor, matrix: Dims, swapped: bool) -> Dims:
+    def operand(tensor: Tensor, matrix: Dims, is_swapped: bool) -> Dims:
         batch = broadcast_dims(tensor, rank)[:-2]
-        return batch + (matrix[::-1] if swapped else matrix)
+        return batch + (matrix[::-1] if is_swapped else matrix)
 
     result = (*broadcast_dims(op.result, rank)[:-2], ("m",), ("n",))
     return make_rule(

@@ -54,7 +54,7 @@ class Context:
         own_seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
         self.seed = self.processes.broadcast(own_seed)
         self._given = None if hardware is None else self._described(hardware)
-        if hardware is None and self.processes.alone and launched_as() is None and not os.environ.get(STARTED_BY_RUN):
+        if hardware is None and self.processes.is_alone and launched_as() is None and not os.environ.get(STARTED_BY_RUN):
             _say_alone()
         if measures_now:
             _ = self.hardware

@@ -115,7 +115,7 @@ def graph_collectives(collectives: str, part: Processes, mesh: Mesh, in_stages: 
 
 def taking_part(n_devices: int, processes: Processes) -> Processes:
     """Return the first ``n_devices`` ranks, from now on all of the run's; the others wait for them and end here."""
-    if processes.alone:
+    if processes.is_alone:
         return processes
     has_work = processes.rank < n_devices
     with processes.waiting_in("the choice of ranks"):

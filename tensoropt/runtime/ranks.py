@@ -123,7 +123,7 @@ class Processes:
     _begun: list[int] = field(default_factory=lambda: [0 for _ in CHAINS], init=False)
 
     @property
-    def alone(self) -> bool:
+    def is_alone(self) -> bool:
         """Return whether this process was started alone, without MPI."""
         return self.comm is None
 
@@ -198,7 +198,7 @@ class Processes:
         Raises:
             InputError: rank 0 is in another call than this rank.
         """
-        if self.alone:
+        if self.is_alone:
             return value
         with self.waiting_in(what):
             call, result = broadcast_object(self.comm, (current_call(what), value) if self.rank == 0 else None)
@@ -215,7 +215,7 @@ class Processes:
         Raises:
             InputError: the ranks are in different calls.
         """
-        if self.alone:
+        if self.is_alone:
             return [value]
         with self.waiting_in(what):
             gathered = gather_objects(self.comm, (call or current_call(what), value))
@@ -231,7 +231,7 @@ class Processes:
 
     def collect(self, value: Value, rank: int) -> list[Value] | None:
         """Return every rank's value (picklable) in rank order, on one rank; None on the others."""
-        if self.alone:
+        if self.is_alone:
             return [value]
         with self.waiting_in("gather"):
             return gather_objects(self.comm, value, rank) or None
@@ -242,7 +242,7 @@ class Processes:
 
     def barrier(self) -> None:
         """Wait until every rank has come here."""
-        if not self.alone:
+        if not self.is_alone:
             with self.waiting_in("barrier"):
                 wait_for_all(self.comm.Ibarrier())
 

@@ -34,7 +34,7 @@ class Resharding:
         reduction: ``sum``, or ``max`` where a special lowering takes a maximum over the partial axes.
         returning: the axes over which the gradient may come back to the source partial: those of a shared copy.
         halo: the exchange that is made inside of an operator whose windows overlap blocks, instead of a path.
-        of_variable: whether a variable's own value is resharded; only the variable's update waits for its gradient.
+        is_variable: whether a variable's own value is resharded; only the variable's update waits for its gradient.
     """
 
     shape: Shape
@@ -44,13 +44,13 @@ class Resharding:
     reduction: str = "sum"
     returning: Axes = ()
     halo: HaloStep | None = None
-    of_variable: bool = False
+    is_variable: bool = False
 
     @property
     def in_bucket(self) -> bool:
         """Return whether the gradient is summed in one bucket with those of other variables."""
         is_sum = (
-            self.of_variable and self.source == self.sharding.layout and bool(self.sharding.unreduced) and not self.returning
+            self.is_variable and self.source == self.sharding.layout and bool(self.sharding.unreduced) and not self.returning
         )
         return is_sum and math.prod(self.source.largest_local_shape(self.shape)) * self.item_bytes <= SMALL_BYTES
 
@@ -139,9 +139,9 @@ class PathFinder:
 
 
 def resharding_of(
-    tensor: Tensor, source: Layout, sharding: OperandSharding, returning: Axes | None = (), of_variable: bool = False
+    tensor: Tensor, source: Layout, sharding: OperandSharding, returning: Axes | None = (), is_variable: bool = False
 ) -> Resharding:
-    return Resharding(tensor.shape, tensor.item_bytes, source, sharding, returning=returning or (), of_variable=of_variable)
+    return Resharding(tensor.shape, tensor.item_bytes, source, sharding, returning=returning or (), is_variable=is_variable)
 
 
 def _one_sum(resharding: Resharding) -> Path:

@@ -144,8 +144,8 @@ class StrategyView:
 
     def shared_resharding(self, tensor: Tensor, sharding: OperandSharding) -> Resharding:
         """Return the resharding of a tensor from its produced layout to the shared copy ``sharding``."""
-        of_variable = self.graph.producers[tensor.name].type == VARIABLE
-        return resharding_of(tensor, self.layout(tensor), sharding, of_variable=of_variable)
+        is_variable = self.graph.producers[tensor.name].type == VARIABLE
+        return resharding_of(tensor, self.layout(tensor), sharding, is_variable=is_variable)
 
     def resharding(self, tensor: Tensor, sharding: OperandSharding) -> Resharding:
         """Return the resharding of a tensor to an operand sharding: from its shared copy, or as produced if it has none."""

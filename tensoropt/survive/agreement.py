@@ -50,7 +50,7 @@ class StopRequest:
 
 def agreed(processes: Processes, wish: int, is_writing: bool) -> tuple[int, bool]:
     """Return the largest of the ranks' wishes, and whether any rank still writes, on every rank."""
-    if processes.alone:
+    if processes.is_alone:
         return wish, is_writing
     from mpi4py import MPI
 

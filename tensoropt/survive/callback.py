@@ -234,15 +234,15 @@ class Survive(RunKeeper):
             "made_by": made_by(),
         }
 
-    def _begin_save(self, state: dict[str, Any], keep: int, apart: bool, is_leaving: bool) -> None:
+    def _begin_save(self, state: dict[str, Any], keep: int, is_apart: bool, is_leaving: bool) -> None:
         ranks, content = self._ranks, {"position": state["position"]} if "position" in state else {}
         self._saved_s, self._n_saved = time.monotonic(), self.n_steps
         ranks.catch_up()
         with self._failing(is_leaving), own_values():
             beside = Beside(content, ranks.objects() if ranks.rank == 0 else None, entries=as_entries(state))
-            if apart and self._room is None:
+            if is_apart and self._room is None:
                 self._room = room_for(ranks.kept, ranks.processes, is_reported=True)
-            room = self._room if apart else None
+            room = self._room if is_apart else None
             save = PendingSave(self._place.prefix(self.n_steps), ranks.kept, ranks.processes, beside, keep, room=room)
             self._pending = save, self.n_steps
 

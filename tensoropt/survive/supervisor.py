@@ -78,9 +78,9 @@ class Supervisor:
     """
 
     def __init__(
-        self, options: Survival, command: Callable[..., Sequence[str]], hosts: Callable[[], Sequence[Host]], reads: bool
+        self, options: Survival, command: Callable[..., Sequence[str]], hosts: Callable[[], Sequence[Host]], has_input: bool
     ) -> None:
-        self.options, self._command, self._hosts, self._reads = options, command, hosts, reads
+        self.options, self._command, self._hosts, self._has_input = options, command, hosts, has_input
         self.attempts: list[Attempt] = []
         self._out: list[tuple[float, Host]] = []
         """Hosts, or this one with fewer slots, and until when they are left out."""
@@ -173,7 +173,7 @@ class Supervisor:
                 lambda: any(Path(folder).glob(f"{notes.BEGUN}.*")),
                 lambda: self.options.watches and self._left() != (n_ranks, hosts),
             )
-            code = supervise(self._command(n_ranks, hosts=hosts, environ=environ), environ, self._reads, leaving)
+            code = supervise(self._command(n_ranks, hosts=hosts, environ=environ), environ, self._has_input, leaving)
             noted = notes.read_notes(Path(folder))
         return Attempt(n_ranks, code_with_hosts(code, hosts, noted), noted, time.monotonic() - begun_s)
 

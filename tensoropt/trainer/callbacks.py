@@ -62,19 +62,19 @@ def on_ranks(callbacks: Any, trainer: Led) -> Any:
             raise InputError(f"callbacks takes objects of keras.callbacks.Callback, got {short(callback)}")
     customs = [callback for callback in all_callbacks if not isinstance(callback, OF_KERAS)]
     # Rank 0's callbacks count, since a script may create them only there.
-    hooks = trainer.ranks.lead(lambda: tuple(hook for hook in HOOKS if any(_has(callback, hook) for callback in customs)))
+    hooks = trainer.ranks.lead(lambda: tuple(hook for hook in HOOKS if any(_has_hook(own, hook) for own in customs)))
     keras_callbacks = [callback for callback in all_callbacks if isinstance(callback, OF_KERAS)]
     return [_FollowingCallback(customs if trainer.ranks.rank == 0 else [], hooks, trainer), *keras_callbacks]
 
 
-def _has(callback: keras.callbacks.Callback, hook: str) -> bool:
+def _has_hook(callback: keras.callbacks.Callback, hook: str) -> bool:
     if "train_batch" in hook and getattr(callback, "save_freq", None) == "epoch":
         return False
     old_name = hook.replace("train_batch", "batch")
-    return any(_own(callback, name) for name in {hook, old_name})
+    return any(_overrides(callback, name) for name in {hook, old_name})
 
 
-def _own(callback: keras.callbacks.Callback, name: str) -> bool:
+def _overrides(callback: keras.callbacks.Callback, name: str) -> bool:
     method = getattr(callback, name)
     return getattr(method, "__func__", method) is not getattr(keras.callbacks.Callback, name)
 

@@ -346,14 +346,14 @@ class Trainer(Planned, LiveModel):
         shares = iterator._distributed_dataset
         first = next((leaf for leaf in tf.nest.flatten(shares.data.element_spec) if not is_none(leaf)), None)
         self._progress.is_open = first is None or not first.shape.rank or first.shape[0] is None
-        shares.one_reads = not is_determined(iterator.data_adapter)
+        shares.is_read_by_one = not is_determined(iterator.data_adapter)
         shares.is_tuned = is_pipeline(iterator.data_adapter)
         shares.shows_size = not self.batch_size
         shares.peek = first_of(iterator.data_adapter)
         shares.n_first = iterator.steps_per_epoch or shares.n_first
         opens, self._progress.opens = self._progress.opens, None
         if opens is not None:
-            self._progress.shares, self._progress.lasts = shares, bool(iterator.steps_per_epoch)
+            self._progress.shares, self._progress.spans_epochs = shares, bool(iterator.steps_per_epoch)
             self._progress.see_data(iterator)
             shares.go_on(opens.opened, opens.taken)
             skip_steps(iterator, opens.step, opens.epoch - self._progress.first_epoch)

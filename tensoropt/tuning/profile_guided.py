@@ -184,8 +184,8 @@ class MeasuredSearch:
         """
         items = ((part, work_of(part.frontier, *pair)) for part in parts for pair in part.pairs(self.model))
         times_us = sorted(part.frontier.costing.compute.time_ns(work) / 1e3 for part, work in items if work is not None)
-        small = np.cumsum(times_us) <= NEGLIGIBLE * sum(times_us)
-        return times_us[int(small.sum())] if times_us else 0.0
+        is_small = np.cumsum(times_us) <= NEGLIGIBLE * sum(times_us)
+        return times_us[int(is_small.sum())] if times_us else 0.0
 
     def stats(self, plan: Plan) -> dict[str, Any]:
         """Return the stats of how much of a plan's compute time was measured."""

@@ -102,7 +102,7 @@ class _AloneError(BaseException):
 class ScriptStep(StepFunction):
     """A training step of the script's: it takes batches of any size, and returns tensors."""
 
-    _one_reads = False
+    _is_read_by_one = False
 
     def start(self, *arguments: Any, **keywords: Any) -> None:
         """Make the step ready to run on several ranks."""
@@ -119,13 +119,13 @@ class ScriptStep(StepFunction):
     def _agreed(self, names: Sequence[str], leaves: list[np.ndarray]) -> list[np.ndarray]:
         """Return the tensors of a batch: rank 0's, if the ranks' first ones differ; raise InputError if later ones do."""
         processes = self._ranks.processes
-        if not self._one_reads:
+        if not self._is_read_by_one:
             try:
                 return super()._agreed(names, leaves)
             except InputError:
                 if self._same.n_calls > 1:
                     raise
-            self._one_reads = True
+            self._is_read_by_one = True
             if processes.rank == 0:
                 logger.warning(ONE_READS, "ranks 0 and another")
         return processes.broadcast(leaves, "a batch of rank 0")

@@ -90,7 +90,7 @@ def test_all_buckets_are_sent_before_the_updates() -> None:
 def test_what_goes_into_a_bucket_costs_its_share_of_one(extent: int, unreduced: tuple[int, ...], of_variable: bool) -> None:
     axes = tuple(MESH.axes[place] for place in unreduced)
     tensor, whole = Tensor("t:0", (extent,), "float32"), Layout.replicated(MESH, 1)
-    resharding = resharding_of(tensor, whole, OperandSharding(whole, axes), of_variable=of_variable)
+    resharding = resharding_of(tensor, whole, OperandSharding(whole, axes), is_variable=of_variable)
     path_finder = PathFinder(COSTS)
     paths = path_finder.paths(resharding)
     assert paths.in_bucket == (of_variable and bool(axes) and 4 * extent <= SMALL_BYTES)
@@ -107,6 +107,6 @@ def test_a_gradient_with_further_consumers_is_not_deferred() -> None:
     axis = MESH.axes[0]
     tensor, whole = Tensor("v:0", (8,), "float32"), Layout.replicated(MESH, 1)
     split = Layout(MESH, ((axis,),))
-    finer = resharding_of(tensor, split, OperandSharding(whole, (axis,)), of_variable=True)
-    shared = resharding_of(tensor, whole, OperandSharding(whole, (axis,)), returning=(axis,), of_variable=True)
+    finer = resharding_of(tensor, split, OperandSharding(whole, (axis,)), is_variable=True)
+    shared = resharding_of(tensor, whole, OperandSharding(whole, (axis,)), returning=(axis,), is_variable=True)
     assert not finer.in_bucket and not shared.in_bucket

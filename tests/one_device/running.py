@@ -59,7 +59,7 @@ def _check_refused(draw: Draw, expected: str) -> None:
 def _check_trained(draw: Draw, processes: Processes) -> None:
     plan = plan_of(draw)
     value = json.loads(json.dumps(plan.to_json()))
-    plan = Plan.from_json(value if processes.alone else processes.broadcast(value))
+    plan = Plan.from_json(value if processes.is_alone else processes.broadcast(value))
     check_numbers(draw, engine_of(draw, plan, processes), processes)
 
 
@@ -94,8 +94,8 @@ def _check_shards(engine: Engine, tensors: Sequence[Tensor], values: Sequence[An
     for number, tensor in enumerate(tensors):
         own, whole = values[2 * number : 2 * number + 2]
         view = engine.views[engine.stages.home(tensor)]
-        assert processes.alone or len(own) == (processes.rank in view.devices)
-        shards = own if processes.alone else [shard for each in processes.comm.allgather(own) for shard in each]
+        assert processes.is_alone or len(own) == (processes.rank in view.devices)
+        shards = own if processes.is_alone else [shard for each in processes.comm.allgather(own) for shard in each]
         made = gather(shards, view.whole.layout(tensor).with_partial(()), tensor.shape)
         assert_close(made, whole[0], 1e-12, f"shards of {tensor.name}")
 
@@ -118,11 +118,11 @@ def held_to_programs() -> Iterator[None]:
 
 def engine_of(draw: Draw, plan: Plan, processes: Processes) -> Engine:
     """Return the engine that runs a plan on these processes."""
-    values, collectives = draw.model.first_values, EMULATED if processes.alone else checked_collectives(None)
+    values, collectives = draw.model.first_values, EMULATED if processes.is_alone else checked_collectives(None)
     engine = execute(plan, draw.model.model, lambda name: values[name], processes, collectives).engine
     if engine.stages.n == 1:
         engine.states[0].in_order |= draw.in_order
-    elif processes.alone:
+    elif processes.is_alone:
         engine.machine_of = tuple(sorted(draw.rng.choices((0, 1), k=draw.n_devices)))
     return engine
 
@@ -133,7 +133,7 @@ def _check_variables(draw: Draw, engine: Engine, processes: Processes) -> None:
     held = [entry for entry in engine.state() if entry.step is None]
     assert sorted(entry.key for entry in held) == sorted(op.name for op in model.graph.variables)
     own = {entry.key: {r: v.numpy() for r, v in zip(entry.ranks, entry.variables, strict=True)} for entry in held}
-    everywhere: list[Mapping[str, Mapping[int, np.ndarray]]] = [own] if processes.alone else processes.comm.allgather(own)
+    everywhere: list[Mapping[str, Mapping[int, np.ndarray]]] = [own] if processes.is_alone else processes.comm.allgather(own)
     for entry in held:
         shards = {rank: value for each in everywhere for rank, value in each[entry.key].items()}
         whole = gather([shards[rank] for rank in sorted(shards)], entry.layout, entry.shape)

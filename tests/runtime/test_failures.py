@@ -268,7 +268,7 @@ def test_one_process_alone_needs_no_mpi():
         "from tensoropt.common.errors import InputError\n"
         "p = current_processes(); install_error_handling(p)\n"
         "p.barrier(); p.wait_for_others()\n"
-        "print(p.rank, p.size, p.alone, p.machines, p.broadcast('x'), p.gather_max(2.5), 'mpi4py' in sys.modules)\n"
+        "print(p.rank, p.size, p.is_alone, p.machines, p.broadcast('x'), p.gather_max(2.5), 'mpi4py' in sys.modules)\n"
         "raise InputError('wrong.')\n"
     )
     result = run_command([sys.executable, "-c", script], timeout=LIMIT_S, env=no_launcher())

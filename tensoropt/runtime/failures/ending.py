@@ -84,7 +84,7 @@ class Ending:
             raise SystemExit(1)
 
     @property
-    def joined(self) -> bool:
+    def has_joined(self) -> bool:
         """Return whether this rank has posted its record."""
         return self._posted is not None
 

@@ -56,7 +56,7 @@ _NAMES_A_LINE = re.compile(r"\.(py|ipynb):\d+|<string>:\d+")
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 
-def debugging() -> bool:
+def is_debugging() -> bool:
     """Return whether the user wants traces (TENSOROPT_DEBUG=1)."""
     return os.environ.get("TENSOROPT_DEBUG", "0") not in ("", "0")
 
@@ -130,9 +130,9 @@ class ErrorHandling:
             self.processes.ending.abort(code)
 
     def _say(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None, prefix: str) -> None:
-        if isinstance(error, TensorOptError) and not debugging():
+        if isinstance(error, TensorOptError) and not is_debugging():
             print(f"tensoropt: {prefix}{sentence_of(error)}", file=sys.stderr, flush=True)
-        elif kind.__name__ in OUT_OF_MEMORY and not debugging():
+        elif kind.__name__ in OUT_OF_MEMORY and not is_debugging():
             print(f"tensoropt: {prefix}{_out_of_memory(error)}", file=sys.stderr, flush=True)
         else:
             if prefix:
@@ -150,7 +150,7 @@ class ErrorHandling:
         ending = self.processes.ending
         if ending is None:
             return
-        if ending.joined:
+        if ending.has_joined:
             self._stop()
             return
         code, collectives_then = self._requested_exit or (0, ())
@@ -380,7 +380,7 @@ def install_lone_error_handling(rank: int) -> None:
     plain_hook = _plain_hook()
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not isinstance(error, TensorOptError) or debugging():
+        if not isinstance(error, TensorOptError) or is_debugging():
             plain_hook(kind, error, trace)
             return
         notes.note(notes.REFUSED, error=str(error))

@@ -138,7 +138,7 @@ class Interruptions:
 
     def _end_terminated(self) -> NoReturn:
         ending, pause_s = self.ending, time.monotonic() - self._continued_s
-        if ending.joined:
+        if ending.has_joined:
             self._original_exit(TERMINATED)
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         while frame is not None and frame.f_code.co_filename == __file__:
@@ -165,7 +165,7 @@ class Interruptions:
 
     def _on_exit(self, status: int) -> Any:
         """Print that ``os._exit`` was called, and exit. Replaces ``os._exit``."""
-        if not self.ending.joined and self._is_over.acquire(blocking=False):
+        if not self.ending.has_joined and self._is_over.acquire(blocking=False):
             line = code_location(sys._getframe(1)).line
             time.sleep(min(0.1 * self.rank, MOST_STAGGER_S))  # if all ranks exit so, only one prints it
             if not self.ending.others_speak():

@@ -182,13 +182,13 @@ REQUESTS = frozenset({signal.SIGTERM, signal.SIGUSR1})
 ANSWERS_S, ENDING_S, LOOK_S = 30.0, 5.0, 0.2
 
 
-def supervise(command: Sequence[str], environ: Mapping[str, str], reads: bool = True, leaving: Leaving | None = None) -> int:
+def supervise(command: Sequence[str], environ: Mapping[str, str], has_input: bool, leaving: Leaving | None = None) -> int:
     """Run a command, pass signals on to it, and return its exit code.
 
     If a signal ends it, print a line and return 128 plus the signal's number.
 
     Args:
-        reads: whether it has this process's standard input; else it has none.
+        has_input: whether it has this process's standard input; else it has none.
         leaving: how its ranks are asked to leave. Then the command runs in a session of its own, so that they get signals
             from here alone, and whatever it leaves behind is killed.
     """
@@ -211,7 +211,7 @@ def supervise(command: Sequence[str], environ: Mapping[str, str], reads: bool = 
 
     if leaving is not None:
         library.prctl(_TAKE_ORPHANS, 1)
-    stdin = None if reads else subprocess.DEVNULL
+    stdin = None if has_input else subprocess.DEVNULL
     is_mpirun = command[0] != sys.executable
     process = subprocess.Popen(
         command, env={**environ, STARTED_BY_RUN: "1"}, preexec_fn=in_child, stdin=stdin,

@@ -48,7 +48,7 @@ def measured_with_disturbance(processes: Processes, measure: Callable[[], Hardwa
     hardware = measure()
     now_ran_s, now_waited_s = core_times_s()
     ran_s, waited_s = now_ran_s - ran_s, now_waited_s - waited_s
-    has_cores = not processes.alone and (os.cpu_count() or 1) >= processes.local_size
+    has_cores = not processes.is_alone and (os.cpu_count() or 1) >= processes.local_size
     share = waited_s / (ran_s + waited_s) if has_cores and waited_s > 0 else 0.0
     return hardware, Disturbance(processes.gather_max(share), quartiles_apart(hardware.collectives))
 

@@ -68,7 +68,7 @@ def hardware_here(processes: Processes, collectives: str = MPI, display: Display
     calibrated = _calibrated(processes, collectives)
     if calibrated is not None:
         return calibrated
-    budget_s = LONE_BUDGET_S if processes.alone else MEASUREMENT_BUDGET_S
+    budget_s = LONE_BUDGET_S if processes.is_alone else MEASUREMENT_BUDGET_S
     watching = Watching(partial(display.update, "measurement of the collectives"))
 
     def measured() -> tuple[Hardware, Disturbance]:
@@ -97,7 +97,7 @@ def measure_here(
         InputError: TensorFlow's or Horovod's collectives are asked for but unavailable.
     """
     levels = Level("machine", processes.machines), Level("device", processes.devices_per_machine)
-    if processes.alone:
+    if processes.is_alone:
         return measure(levels, MeasuringProcess(), budget_s, watching=watching)
     from ..collectives.mpi import MpiCommunicator
     from ..collectives.tensorflow_server import is_by_nccl

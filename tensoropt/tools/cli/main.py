@@ -22,7 +22,7 @@ from typing import NoReturn
 from ... import __version__
 from ...common.errors import TensorOptError
 from ...common.process.streams import open_closed_streams
-from ...runtime.failures.error_handling import debugging, exit_code_of
+from ...runtime.failures.error_handling import exit_code_of, is_debugging
 from ...runtime.ranks import launched_as
 
 # name: (module, what it does)
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     chosen = next((word for word in argv if not word.startswith("-")), None)
     arguments = build_parser(chosen).parse_args(argv if chosen == "run" else _with_negative_values(argv))
-    arguments.debug = getattr(arguments, "debug", False) or debugging()
+    arguments.debug = getattr(arguments, "debug", False) or is_debugging()
     if arguments.debug:
         os.environ["TENSOROPT_DEBUG"] = "1"
     try:

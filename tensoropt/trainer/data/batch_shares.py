@@ -99,7 +99,7 @@ class BatchShares:
 
     Attributes:
         data: the dataset, of global batches.
-        one_reads: whether rank 0 reads for all ranks.
+        is_read_by_one: whether rank 0 reads for all ranks.
         shows_size: whether its first batch decides for how many samples the model is captured.
         n_first: the number of batches in the first epoch, if an opening lasts longer; each is compared between ranks.
         is_tuned: whether TensorFlow tunes its reading, by a thread that an iterator's end waits for, .1 to .6 s long.
@@ -113,7 +113,7 @@ class BatchShares:
         self.data, self._ranks, self._expected, self._begin = data, ranks, expected, 0
         self._begun: Iterator[Any] | None = None
         self._pipelines: dict[tuple[int, int], tf.data.Dataset] = {}
-        self.one_reads, self.shows_size, self.is_tuned, self.n_first = False, False, True, sys.maxsize
+        self.is_read_by_one, self.shows_size, self.is_tuned, self.n_first = False, False, True, sys.maxsize
         self.opened = self.taken = self._n_compared = 0
         self.before_opening: Callable[[int], None] = lambda number: None
         self.peek: Callable[[], Structure] | None = None
@@ -143,7 +143,7 @@ class BatchShares:
         leaves = [leaf for leaf in tf.nest.flatten(spec) if isinstance(leaf, tf.TensorSpec)]
         if any(leaf.shape.rank is None or None in leaf.shape[not self.shows_size :] for leaf in leaves):
             spec = None
-            if not self.one_reads or self._ranks.rank == 0:
+            if not self.is_read_by_one or self._ranks.rank == 0:
                 first = self._first() if self.peek is None else self.peek()
                 if first is not None:
                     parts = first if isinstance(first, tuple) else (first,)
@@ -170,7 +170,7 @@ class BatchShares:
         # The dataset is opened at once, as Keras's loops expect, but read only when the first batch is asked for.
         if self._ranks.n_shares == 1:
             return self._counted(batch for _, batch in self._open(1))
-        if self.one_reads:
+        if self.is_read_by_one:
             return self._counted(handed_out(self._full_batches(), self._ranks))
         return self._counted(self._agreed(self._open(self._ranks.n_shares)))
 
@@ -188,7 +188,7 @@ class BatchShares:
         digest, first = next(batches, (None, None))
         odd = self._ranks.processes.first_that_differs(digest)
         if odd is not None:
-            self.one_reads = True
+            self.is_read_by_one = True
             if self._ranks.rank == 0:
                 logger.warning(ONE_READS, f"ranks 0 and {odd}")
             del batches

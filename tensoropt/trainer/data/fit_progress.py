@@ -33,7 +33,7 @@ class FitProgress:
         resumes: the position at which the next ``fit`` begins, after a checkpoint was loaded; else None.
         opens: the position at which ``fit`` is about to open its data; None once the data is open.
         shares: the data that ``fit`` iterates over.
-        lasts: whether one opening of the data serves several epochs.
+        spans_epochs: whether one opening of the data serves several epochs.
         is_open: whether the data that was opened last leaves open how many samples a batch has.
         results: the metrics' results after the last step; None before the first step.
         keeper: the callback that keeps the running ``fit`` in checkpoints; None without.
@@ -45,7 +45,7 @@ class FitProgress:
     resumes: RunPosition | None = None
     opens: RunPosition | None = None
     shares: BatchShares | None = None
-    lasts: bool = False
+    spans_epochs: bool = False
     is_open: bool = True
     results: Logs | None = None
     keeper: RunKeeper | None = None
@@ -101,7 +101,7 @@ class FitProgress:
         """The position that a checkpoint saved now records."""
         if self.shares is None:
             return self.resumes or RunPosition(self.epoch, self.step)
-        if self.step or self.lasts:
+        if self.step or self.spans_epochs:
             return RunPosition(self.epoch, self.step, self.shares.opened - 1, self.shares.taken)
         return RunPosition(self.epoch, 0, self.shares.opened, 0)
 

@@ -146,7 +146,7 @@ def test_a_disturbed_measurement_is_repeated_or_gives_way_to_an_older_calibratio
     monkeypatch.setenv("TENSOROPT_CACHE", str(tmp_path))
     monkeypatch.delenv("TENSOROPT_QUIET")
     monkeypatch.setattr(disturbance.os, "cpu_count", lambda: 2)
-    own = {"rank": 0, "local_size": 2, "alone": False, "hosts": ("here", "here"), "machines": 1, "devices_per_machine": 2}
+    own = {"rank": 0, "local_size": 2, "is_alone": False, "hosts": ("here", "here"), "machines": 1, "devices_per_machine": 2}
     two: Any = SimpleNamespace(**own, broadcast=lambda value: value, gather_max=lambda value: value)
     calm, disturbed, worse = of_spread(0.1), of_spread(0.8), of_spread(2.0)
 

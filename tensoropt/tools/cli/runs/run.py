@@ -111,10 +111,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.collectives is not None:
         environment["TENSOROPT_COLLECTIVES"] = arguments.collectives
 
-    def started(program: Sequence[str], reads: bool) -> int:
+    def started(program: Sequence[str], has_input: bool) -> int:
         run = partial(mpirun_command, program=program)
         if survival is not None:
-            return _reporting(Supervisor(survival, run, hosts, reads).run, environment, arguments.report)
+            return _reporting(Supervisor(survival, run, hosts, has_input).run, environment, arguments.report)
 
         def once(environ: Mapping[str, str]) -> int:
             with tempfile.TemporaryDirectory(prefix="tensoropt-notes-") as folder:
@@ -122,7 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
                 # Neither mpirun nor MPI, whose starts take a third of a second, is needed for one unchanged process.
                 is_alone = arguments.n_ranks == hosts_of_allocation(own) == 1 and not (is_for_ranks or hosts())
                 alone = [sys.executable, *program]
-                code = supervise(alone if is_alone else run(arguments.n_ranks, hosts=hosts(), environ=own), own, reads)
+                code = supervise(alone if is_alone else run(arguments.n_ranks, hosts=hosts(), environ=own), own, has_input)
                 return code_with_hosts(code, hosts(), notes.read_notes(Path(folder)))
 
         return _reporting(once, environment, arguments.report)
@@ -142,7 +142,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not is_refused:
         return code
     print("tensoropt: plain Keras runs the script now, from its beginning, on one device", file=sys.stderr, flush=True)
-    return supervise([sys.executable, *program], environment)
+    return supervise([sys.executable, *program], environment, has_input=True)
 
 
 def _hosts(arguments: argparse.Namespace) -> Callable[[], list[Host]]:

@@ -114,13 +114,13 @@ def _searched_curve(arguments: argparse.Namespace, conditions: Wanted) -> dict[s
     configured = [max(configured, key=lambda pair: pair[1])]
     step, curves = configured[0][1] if size == "batch" else 1, dict[int, dict[str, Any]]()
 
-    def does(value: int) -> bool:
+    def is_enough(value: int) -> bool:
         of_size = name if size == "batch" else f"{name}{',' if '=' in name.rpartition(':')[2] else ':'}{size}={value}"
         batch = value if size == "batch" else None
         curves[value] = _curve(arguments, conditions, configured, of_size, batch, f"{size} {value}: ")
         return of_curve(curves[value], conditions)["devices"] is not None
 
-    fits = largest(does, step)
+    fits = largest(is_enough, step)
     if fits is None:
         raise InputError(f"not even {size} {step} does on {step} devices; ask for more devices or memory")
     _tell(arguments, f"the largest {size} that does: {fits}; {min(value for value in curves if value > fits)} doesn't")
