@@ -41,6 +41,9 @@ def parse_axes(text: str) -> Axes:
 class Layout:
     """A tensor's layout: ``str`` gives ``[ab, -] +c``, which :meth:`parse` reads back.
 
+    >>> Layout.parse(Mesh.of(4), "[a, -] +b").local_shape((8, 4), rank=3)
+    (4, 4)
+
     Invariants: an axis occurs at most once, in one dimension or in ``partial``; ``partial`` is sorted.
     """
 

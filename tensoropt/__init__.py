@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 check_python()
-from .runtime.at_import import prepare_process  # noqa: E402, since other Pythons fail at it
+from .common.process.tensorflow_import import import_tensorflow  # noqa: E402, since other Pythons fail at it
+from .runtime.at_import import prepare_process  # noqa: E402
 from .session.calls import build_execution_graph as build_execution_graph  # noqa: E402
 from .session.calls import find_strategy as find_strategy  # noqa: E402
 from .session.calls import local as local  # noqa: E402
@@ -67,8 +68,6 @@ def init(hardware: Hardware | str | None = None, seed: int | None = None, *, bat
     Raises:
         InputError: the ranks are neither p devices of one machine nor M machines times D, or there is no such hardware.
     """
-    from .common.process.tensorflow_import import import_tensorflow
-
     import_tensorflow()
     from .session.session import start
 
@@ -92,8 +91,6 @@ def capture(function: Callable[..., Any], input_signature: Sequence[Any]) -> Cap
     Raises:
         InputError: ``function`` isn't a function, or the signature leaves an extent open.
     """
-    from .common.process.tensorflow_import import import_tensorflow
-
     import_tensorflow()
     from .trainer.functions.function import CapturedFunction
 
@@ -152,8 +149,6 @@ def training_step(
         InputError: something can't be captured, nothing fits, or an argument is of another kind.
     """
     given = dict(locals())
-    from .common.process.tensorflow_import import import_tensorflow
-
     import_tensorflow()
     from .trainer.parallelize import TrainingOptions, step_function
 
@@ -226,8 +221,6 @@ def parallelize(
         InputError: something can't be captured, nothing fits, or an argument names something that doesn't exist.
     """
     given = dict(locals())
-    from .common.process.tensorflow_import import import_tensorflow
-
     import_tensorflow()
     from .trainer.parallelize import Training, TrainingOptions, parallelized, refuse_others
 
@@ -275,12 +268,9 @@ def auto(
 def load_plan(file: str | os.PathLike[str]) -> Plan:
     """Load a plan that ``plan.save`` wrote, to use it without a search.
 
-    >>> import tempfile, tensoropt
-    >>> folder = tempfile.mkdtemp()
-    >>> session = tensoropt.init(hardware="v100-1x2", seed=1)
-    >>> x, w = tensoropt.placeholder("float32", [64, 32]), tensoropt.get_variable("w", [32, 8])
-    >>> step = tensoropt.GradientDescentOptimizer(0.1).minimize(tensoropt.reduce_sum(tensoropt.matmul(x, w)))
-    >>> plan = tensoropt.find_strategy(verbose=0)
+    >>> import keras, tempfile, tensoropt
+    >>> folder, model = tempfile.mkdtemp(), keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+    >>> plan = tensoropt.parallelize(model, "sgd", "mse", batch_size=4, cluster="v100-1x1", verbose=0).plan
     >>> plan.save(f"{folder}/plan.json")
     >>> tensoropt.load_plan(f"{folder}/plan.json").time_us == plan.time_us
     True
@@ -311,8 +301,6 @@ def load_frontier(file: str | os.PathLike[str]) -> Frontier[SavedPoint]:
 
 def __getattr__(name: str) -> Any:
     """Return a name of TensorFlow's, or one of this package's own names that are loaded when first used."""
-    from .common.process.tensorflow_import import import_tensorflow
-
     if name.startswith("_"):
         raise AttributeError(f"module 'tensoropt' has no attribute {name!r}")
     if name == "zoo":

@@ -68,7 +68,8 @@ class ImportedGradients:
         reaches = [self._connected(loss, variables) for loss, variables in losses if loss is not None]
         if not reaches:
             return None
-        names = {self._canonical(name) for reach in reaches for name in reach.tensors if not self._is_read_late(name, reach)}
+        reached = (name for reach in reaches for name in reach.tensors if not self._is_read_late(name, reach))
+        names = {self.aliases.get(name, name) for name in reached}
         operands: dict[str, frozenset[int]] = {}
         for reach in reaches:
             for name, indices in reach.operands.items():
@@ -78,9 +79,6 @@ class ImportedGradients:
                 if imported.type == self.recorded.get_operation_by_name(name).type:
                     operands[name] = operands.get(name, frozenset()) | indices
         return Differentiated(frozenset(names & tensors.keys()), operands)
-
-    def _canonical(self, name: str) -> str:
-        return self.aliases.get(name, name)
 
     def _connected(self, loss: tf.Tensor, variables: tuple[str, ...]) -> Differentiated:
         """Return the recorded tensors and operands to which TensorFlow gives a gradient of a loss."""
@@ -102,7 +100,7 @@ class ImportedGradients:
             handle = self.recorded.get_operation_by_name(variable).outputs[0]
             readers = [op for op in handle.consumers() if op.name in reach.operands]
             late = [op.outputs[0].name for op in readers if op.control_inputs]
-            names = {self.recorded.get_tensor_by_name(self._canonical(name)).op.name for name in late}
+            names = {self.recorded.get_tensor_by_name(self.aliases.get(name, name)).op.name for name in late}
             names |= {variable} if len(late) < len(readers) else set()
             if len(names) > 1:
                 raise InputError(

@@ -92,6 +92,8 @@ def build_execution_graph(
 ) -> Session:
     """Build this rank's graph for a plan and give the variables their initial values; eager mode is back afterwards.
 
+    :func:`run` has an example.
+
     Args:
         engine: the engine that computes; ``tensorflow`` is the only one.
         plan: a plan, or the file of one.
@@ -126,6 +128,8 @@ def run(fetches: Any, feed_dict: Mapping[Any, Any] | None = None) -> Any:
     >>> first, second = (tensoropt.run([loss, step], {x: [[1.0] * 8] * 4})[0] for _ in range(2))
     >>> bool(second < first)
     True
+    >>> tensoropt.run(tensoropt.local(x), {x: tensoropt.local([[1.0] * 8] * 4)}).shape
+    (4, 8)
 
     Args:
         fetches: tensors, operations, names, or nested structures of them. Every rank gets global values; a fetch that is
@@ -140,7 +144,7 @@ def run(fetches: Any, feed_dict: Mapping[Any, Any] | None = None) -> Any:
 def local(value: Any) -> Any:
     """Mark a fed array as this rank's share of the batch, or a fetch as this rank's shard; see :func:`run`.
 
-    A shard is None on a rank whose stages don't compute the tensor.
+    A shard is None on a rank whose stages don't compute the tensor. :func:`run` has an example.
     """
     from .feeds_and_fetches import Local
 

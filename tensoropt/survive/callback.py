@@ -61,6 +61,14 @@ class Survive(RunKeeper):
     Weights, the optimizer, history, callbacks' states and the data's position are then those of a run that was never cut
     short. On SIGTERM or SIGUSR1 the run finishes its step, saves, and leaves with exit code 75.
 
+    >>> import keras, numpy as np, os, tempfile, tensoropt
+    >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+    >>> trainer = tensoropt.parallelize(model, "sgd", "mse", batch_size=4, cluster="v100-1x1", verbose=0)
+    >>> survive = tensoropt.Survive(tempfile.mkdtemp(), every="10min")
+    >>> history = trainer.fit(np.ones((8, 8)), np.ones((8, 1)), batch_size=4, verbose=0, callbacks=[survive])
+    >>> os.listdir(survive.folder)
+    ['fit-0']
+
     Args:
         folder: the folder of the checkpoints, which all machines share.
         every: the time between two saves, such as ``"10min"``, or a number of steps, such as ``500`` or ``"500steps"``.

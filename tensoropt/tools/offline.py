@@ -1,9 +1,8 @@
 """Record a model without a session, so that a laptop can search for its plans: no ranks, no measurement, nothing runs.
 
 A model is ``zoo:NAME[:SIZE=N,...]``, ``FILE.keras`` or ``FILE.py:FUNCTION[:SIZE=N,...]``. The function is called with its
-sizes alone. It records with
-``tensoropt.*`` names (or TensorFlow's own) and returns its loss; or it calls ``minimize`` itself and returns nothing; or it
-returns a Keras model.
+sizes alone. It records with ``tensoropt.*`` names (or TensorFlow's own) and returns its loss; or it calls ``minimize``
+itself and returns nothing; or it returns a Keras model.
 """
 
 from __future__ import annotations

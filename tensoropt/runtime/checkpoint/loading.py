@@ -148,6 +148,13 @@ def _read(location: CheckpointLocation, batch: Sequence[tuple[VariablePart, str,
 def load_checkpoint(path: str | os.PathLike[str], model: Any = None, optimizer: Any = None) -> Metadata:
     """Load a checkpoint's values into a plain Keras model, an optimizer, or both, in one process.
 
+    >>> import keras, tempfile, tensoropt
+    >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+    >>> trainer = tensoropt.parallelize(model, "sgd", "mse", batch_size=4, cluster="v100-1x1", verbose=0)
+    >>> trainer.save(path := tempfile.mkdtemp() + "/digits")
+    >>> tensoropt.load_checkpoint(path, model).variables[0].shape
+    (8, 1)
+
     Args:
         path: the prefix, or a folder, of which the latest checkpoint is loaded.
         model: a built model with the variables of the saved one.
