@@ -14,6 +14,22 @@ from ...common.files import check_writable, write_json
 PRINTED = "-"
 # A copy of those in offline.py, which imports TensorFlow.
 OPTIMIZERS = ("sgd", "momentum", "adam")
+OF_PLANS = {
+    "stages": (
+        "N[,N...]",
+        "cut the model into N stages, each on a part of the devices; several: whichever is best, 1 for none; default: none, "
+        "but where they pay between machines, or nothing else fits --memory",
+    ),
+    "schedule": ("NAME", "the order of passes: 1f1b, gpipe, zero-bubble, interleaved; default: 1f1b or zero-bubble"),
+    "micro_batches": ("K", "split a batch into K micro-batches; default: 1, and 2, 4, ... where --memory asks for that"),
+    "without": (
+        "CHOICE[,...]",
+        "what plans must not use, of reuse (regathered copies), remat (rematerialized operators), zero (parameters that "
+        "are sharded and gathered), accumulate (micro-batches), stages",
+    ),
+    "profile_budget": ("TIME", "measure for about this long, such as 60s, the operators that can change the result"),
+}
+"""Options of plans that are those of ``find_strategy``: the word for a value, and what it does."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 

@@ -17,7 +17,9 @@ from tensoropt.common.errors import InputError
 from tensoropt.common.files import write_atomically
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
+from tensoropt.program.orders.schedule import SCHEDULES
 from tensoropt.search import options
+from tensoropt.search.problem.choices import CHOICES
 from tensoropt.search.problem.splittable import check_usable, most_devices
 from tensoropt.tools import offline
 from tensoropt.tools.cli import answers
@@ -311,8 +313,9 @@ def test_a_file_stays_whole_until_the_new_one_is(tmp_path):
 
 
 def test_choices_are_those_of_the_modules_behind():
-    assert search_command.OPTIONS == options.OPTIONS
-    assert tuple(offline.OPTIMIZERS) == answers.OPTIMIZERS
+    assert (options.OPTIONS, tuple(offline.OPTIMIZERS)) == (search_command.OPTIONS, answers.OPTIMIZERS)
+    assert all(choice in answers.OF_PLANS["without"][1] for choice in CHOICES)
+    assert f": {', '.join(SCHEDULES)};" in answers.OF_PLANS["schedule"][1]
 
 
 def test_refusals_need_no_tensorflow():

@@ -24,18 +24,15 @@ from ....survive.interval import Interval
 from ....survive.supervisor import Supervisor, Survival, code_with_hosts
 from ....unchanged.copied_input import copied_input
 from ....unchanged.script import AS_WRITTEN, REFUSED_AT, TO_FILE, command
+from ..answers import OF_PLANS
 
 ALSO_UNCHANGED = {"auto", "Survive"}
 """The names of TensorOpt that a script may use and run unchanged all the same."""
-OF_PLANS = {
+OF_TRAINING = {
     "memory": ("SIZE", "limit per device: 16GB (10^9), 15GiB (2^30); default: the device's own memory over 1.1"),
     "cluster": ("NAME|FILE", "the hardware to plan for, instead of measuring it: such as v100-1x2, or a hardware file"),
     "plan": ("PLAN.json", "a plan to use instead of a search"),
-    "stages": ("N[,N...]", "cut models into N stages; several: whichever is best"),
-    "schedule": ("NAME", "the order of stages' passes: 1f1b, gpipe, zero-bubble, interleaved"),
-    "micro_batches": ("K", "split a step's batch into K micro-batches"),
-    "without": ("CHOICE[,...]", "what plans must not use, of reuse, remat, zero, accumulate, stages"),
-    "profile_budget": ("TIME", "measure for about this long, such as 60s, the operators that can change the result"),
+    **OF_PLANS,
 }
 """The options of plans, which are those of ``parallelize``: the word for a value, and what it does."""
 OF_SURVIVING = {
@@ -83,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--or-plain", action="store_true", help="run the script by plain Keras, from its beginning, if a model is refused"
     )
     parser.add_argument("--fresh", action="store_true", help="put the run in --checkpoint aside, and begin at the beginning")
-    for name, (metavar, text) in {**OF_PLANS, **OF_SURVIVING}.items():
+    for name, (metavar, text) in {**OF_TRAINING, **OF_SURVIVING}.items():
         parser.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=text)
     parser.add_argument(
         "-m", nargs=argparse.REMAINDER, default=[], dest="module", metavar="MODULE", help="Python module and its arguments"
@@ -237,7 +234,7 @@ def _is_for_ranks(file: Path | None) -> bool:
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the options of plans that are given, as ``parallelize`` takes them."""
     options: dict[str, Any] = {}
-    for name in OF_PLANS:
+    for name in OF_TRAINING:
         text = getattr(arguments, name)
         if text is None:
             continue

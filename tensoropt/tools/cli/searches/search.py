@@ -24,9 +24,9 @@ from ....ft import ALGORITHMS, BY_DEFAULT, Budget
 from ....profiling.hardware import Hardware, resolve
 from ....runtime.ranks import display_here
 from ....search.algorithms import BY_SIMULATION, MONTE_CARLO_SECONDS, OTHERS
-from ....search.problem.choices import CHOICES, checked_choices
+from ....search.problem.choices import checked_choices
 from ....search.problem.config_space import SPACES
-from ..answers import add_training_arguments, files_read
+from ..answers import OF_PLANS, add_training_arguments, files_read
 from .curves import add_curve_arguments, batches_of, configured_of, workers_of
 from .frontier_outputs import add_baselines, add_report_argument, baselines_of, check_outputs, with_baselines
 
@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 
 DEFAULT_DEVICE, PER_MACHINE = "v100", 8
 OF_CURVE = 1
-# Copies of those in options.py and schedule.py, which import TensorFlow: help and errors are quick without it.
+# A copy of those in options.py, which imports TensorFlow: help and errors are quick without it.
 OPTIONS = ("mini_time", "mini_parallelism", "profiling")
-SCHEDULES = ("1f1b", "gpipe", "zero-bubble", "interleaved")
 INTERRUPTED = 130
 
 
@@ -64,37 +63,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--frontier", type=Path, metavar="OUT.json", help="write the frontier with all its plans, for load_frontier"
     )
     parser.add_argument("--json", type=Path, metavar="OUT.json", help="write the points, or the curve of profiling")
-    parser.add_argument(
-        "--profile-budget",
-        metavar="TIME",
-        help="measure for about this long, such as 60s, the operators that can change the result; the cluster's devices "
-        "must be this machine's",
-    )
     parser.add_argument("--plot", type=Path, metavar="OUT.png", help="draw the frontier, or the curve; needs Matplotlib")
     add_report_argument(parser)
     add_baselines(parser)
-    parser.add_argument(
-        "--without",
-        metavar="CHOICE[,...]",
-        help=f"what strategies must not use, of {', '.join(CHOICES)}: copies that are regathered, operators "
-        "that are rematerialized, parameters that are sharded and gathered, micro-batches, stages",
-    )
-    parser.add_argument(
-        "--micro-batches",
-        metavar="K",
-        help="split a step's batch into K micro-batches; default: 1, and 2, 4, ... where --memory asks for that",
-    )
-    parser.add_argument(
-        "--stages",
-        metavar="N[,N...]",
-        help="cut the model into N stages, each on a part of the devices; several: whichever is best, 1 for none; default: "
-        "none, but where they pay between machines, or nothing else fits --memory",
-    )
-    parser.add_argument(
-        "--schedule",
-        metavar="NAME",
-        help=f"the order of stages' passes: {', '.join(SCHEDULES)}; default: the faster of 1f1b and zero-bubble",
-    )
+    for name, (metavar, text) in OF_PLANS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=text)
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
