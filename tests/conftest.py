@@ -111,6 +111,19 @@ def graphs_as_built() -> Iterator[None]:
         yield
 
 
+AS_BUILT = {
+    "accumulate", "composite", "execution", "keras_layers", "models", "optimizers", "pipeline", "random_models", "remat",
+    "session", "trainer",
+}  # fmt: skip
+"""Folders whose graphs run a few times: the graph optimizer is on between processes, and in some tests of one_device."""
+
+
+@pytest.fixture(autouse=True)
+def _graphs_as_built(request: pytest.FixtureRequest) -> None:
+    if request.path.parent.name in AS_BUILT:
+        request.getfixturevalue("graphs_as_built")
+
+
 @pytest.fixture(scope="session")
 def everything(request: pytest.FixtureRequest) -> bool:
     """Whether ``--all`` is given: for loops in tests, where parameters would be too many."""

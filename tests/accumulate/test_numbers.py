@@ -14,7 +14,6 @@ from tensoropt.reschedule.mesh import Mesh
 from tensoropt.sharding.resharding import PathFinder
 
 
-@pytest.mark.usefixtures("graphs_as_built")
 @pytest.mark.parametrize("mesh", first(2, [Mesh.of(2), Mesh.of(2, 2), Mesh.of(1), Mesh.of(3)]), ids=str)
 def test_fetches_of_a_step_are_of_the_full_batch_in_order(mesh: Mesh) -> None:
     """Whole, and in the pieces of the whole batch's layout, with and without a share of samples for each device."""

@@ -59,7 +59,7 @@ def trained(of: Recorded, plan: Plan, n_samples: int) -> tuple[list[float], dict
     return losses, state
 
 
-@pytest.mark.usefixtures("float64", "graphs_as_built")
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(("n_samples", "n_micro_batches", "n_devices"), first(1, CASES))
 def test_plans_in_uneven_micro_batches_have_one_device_numbers(n_samples: int, n_micro_batches: int, n_devices: int) -> None:
     of = recorded(n_samples)

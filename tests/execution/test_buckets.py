@@ -46,7 +46,6 @@ def trained(engine: Engine, model: zoo.Recorded) -> tuple[list[np.ndarray], tupl
     return [*losses, *values], log
 
 
-@pytest.mark.usefixtures("graphs_as_built")
 @pytest.mark.parametrize(
     ("function", "in_order"),
     first(3, [(zoo.mlp, False), (zoo.cnn, True), (zoo.fused_cnn, False), *((f, True) for f in (zoo.mlp, zoo.fused_cnn))]),

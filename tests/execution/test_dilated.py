@@ -79,7 +79,6 @@ def case(name: str) -> Case:
         return case_of(Entry(make, batch, 4))
 
 
-@pytest.mark.usefixtures("graphs_as_built")
 @pytest.mark.parametrize(("name", "seed"), CASES)
 def test_dilated_convolutions_give_one_device_numbers(name: str, seed: int) -> None:
     assert not [op for op in case(name).graph.operators.values() if op.type in THREE]

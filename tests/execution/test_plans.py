@@ -28,7 +28,6 @@ from tensoropt.sharding.resharding import PlainCosts
 MOST_POINTS, MOST_BY_DEFAULT = 8, 2
 
 
-@pytest.mark.usefixtures("graphs_as_built")
 @pytest.mark.parametrize(
     ("function", "cluster", "space"),
     first(2, [

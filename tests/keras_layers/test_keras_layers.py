@@ -14,7 +14,6 @@ from random_models.running import SAME, Outcome
 from keras_layers import catalog, preparing
 from keras_layers.entries import BATCH_SIZE, Entry, training_of
 
-pytestmark = pytest.mark.usefixtures("graphs_as_built")
 ENTRIES: tuple[Entry, ...] = (
     *catalog.CORE, *catalog.ACTIVATIONS, *catalog.ATTENTION, *catalog.CONVOLUTIONS, *catalog.MERGING, *catalog.NORMALIZATION,
     *catalog.POOLING, *catalog.REGULARIZATION, *catalog.RESHAPING, *catalog.RECURRENT, *preparing.COLORS, *preparing.PLACES,

@@ -30,7 +30,6 @@ ALIKE = (
 )  # fmt: skip
 SINGLE = (("bert_of_one_layer", "3"), ("bert_of_one_layer", "1"), ("resnet", "fastest"))
 ADAM = (("vit_of_one_layer", "3"), ("vit_of_one_layer", "1"), ("gpt_untied_of_one_layer", "0"), ("lstm_of_one_layer", "1"))
-pytestmark = pytest.mark.usefixtures("graphs_as_built")
 
 
 def check(name: str, strategy: str, dtype: str = "float64", optimizer: str = "sgd") -> None:

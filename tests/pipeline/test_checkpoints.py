@@ -30,7 +30,6 @@ def engine_of_step(step: int, name: str, optimizer: str, seed: int) -> tuple[zoo
     return random_engine(name, optimizer, 4, meshes, seed, INTERLEAVED if step == 0 else "1f1b")
 
 
-@pytest.mark.usefixtures("graphs_as_built")
 @pytest.mark.parametrize(("name", "optimizer", "seed"), first(1, CASES))
 def test_training_goes_on_with_stages_and_without(tmp_path: Path, name: str, optimizer: str, seed: int) -> None:
     """A step under each of three plans, through two checkpoints; then losses and all variables are those of one device."""

@@ -26,7 +26,6 @@ from tensoropt.runtime.step.stage_state import StageState
 CASES, IN_A_TEST, LEAST_SAME = 51, 3, 2
 SEED, TOO_MUCH = 3, 1.0 + 1e-6
 simulate, updated, update = backends.simulate, StageState.update_of, StageState.update
-pytestmark = pytest.mark.usefixtures("graphs_as_built")
 
 
 @pytest.mark.parametrize("start", first(1, range(0, CASES, IN_A_TEST)))

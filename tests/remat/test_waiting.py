@@ -16,7 +16,6 @@ from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.reschedule.mesh import Mesh
 
 
-@pytest.mark.usefixtures("graphs_as_built")
 @pytest.mark.parametrize("seed", first(1, range(3100, 3104)))
 @pytest.mark.parametrize("function", [zoo.cnn, zoo.attention])
 def test_rematerialization_waits_for_the_loss_and_for_its_reader(

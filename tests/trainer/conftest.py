@@ -1,4 +1,4 @@
-"""All that trains in this process, which is compared with plain Keras; ranks and scripts have TensorFlow's own settings."""
+"""What Keras warns of by itself where a trainer is compared with it."""
 
 import pytest
 
@@ -7,11 +7,6 @@ KERAS_SAYS = (
     "__array__ implementation doesn't accept",  # of its own variables, where it reads and writes files and sets rates
     "Your input ran out of data",  # of a generator that doesn't tell its length
 )
-
-
-@pytest.fixture(autouse=True)
-def _graphs_as_built(graphs_as_built: None) -> None:
-    """Leave TensorFlow's graph optimizer out."""
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

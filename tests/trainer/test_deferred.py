@@ -17,7 +17,7 @@ from trainer.models import assert_same_weights
 import tensoropt
 
 pytestmark = [
-    pytest.mark.usefixtures("float64", "graphs_as_built"),
+    pytest.mark.usefixtures("float64"),
     pytest.mark.filterwarnings("ignore:Gradients do not exist for variables"),  # of a result without a loss
 ]
 WORKER = Path(__file__).with_name("deferred_cases.py")

@@ -21,7 +21,7 @@ from trainer.models import fresh_plain
 from tensoropt.common.errors import InputError
 
 pytestmark = [
-    pytest.mark.usefixtures("float64", "graphs_as_built"),
+    pytest.mark.usefixtures("float64"),
     pytest.mark.filterwarnings("ignore:Limiting (epochs|steps_per_epoch) to"),
     pytest.mark.filterwarnings("ignore:Early stopping conditioned on metric"),
     pytest.mark.filterwarnings("ignore:Gradients do not exist"),

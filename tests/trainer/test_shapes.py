@@ -13,7 +13,7 @@ from trainer.models import assert_same_weights
 
 import tensoropt
 
-pytestmark = pytest.mark.usefixtures("float64", "graphs_as_built")
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def refuses(said: str) -> Any:
