@@ -48,7 +48,7 @@ def trained(engine: Engine, model: zoo.Recorded) -> tuple[list[np.ndarray], tupl
 
 @pytest.mark.parametrize(
     ("function", "in_order"),
-    first(3, [(zoo.mlp, False), (zoo.cnn, True), (zoo.fused_cnn, False), *((f, True) for f in (zoo.mlp, zoo.fused_cnn))]),
+    first(2, [(zoo.cnn, True), (zoo.fused_cnn, False), (zoo.mlp, False), *((f, True) for f in (zoo.mlp, zoo.fused_cnn))]),
 )
 def test_a_bucket_gives_the_bits_of_separate_sums(
     function: Callable[..., zoo.Built], in_order: bool, monkeypatch: pytest.MonkeyPatch

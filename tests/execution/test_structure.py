@@ -69,7 +69,7 @@ def digests(engine: Engine, functions: list[tuple[Fetch, tuple[Feed, ...]]]) -> 
 @pytest.mark.parametrize(("backend", "mesh"), first(2, [
     (by_callbacks, Mesh.of(4)), (by_operators, Mesh.of(2)), (by_callbacks, Mesh.of(2)), (by_operators, Mesh.of(4))
 ]), ids=lambda each: getattr(each, "__name__", None) or str(each))  # fmt: skip
-@pytest.mark.parametrize("function", first(2, [zoo.broadcasting, zoo.mlp, zoo.attention]))
+@pytest.mark.parametrize("function", first(1, [zoo.broadcasting, zoo.mlp, zoo.attention]))
 def test_all_ranks_build_graphs_of_one_structure(
     function: Any, mesh: Mesh, backend: Callable[..., Backend], everything: bool
 ) -> None:

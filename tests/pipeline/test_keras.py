@@ -305,7 +305,7 @@ def with_own_step(kind: type = OwnStep) -> keras.Model:
     [(dense, "sgd", {"stages": 1, "schedule": "gpipe"}, "schedule='gpipe' is the order in which stages run"),
      (lambda: dense(keras.layers.BatchNormalization()), "sgd", {"memory": "10B"}, ", which take the batch at once, stage "
          r"\d alone, .*; ask for more stages, more devices, or memory="),
-     (dense, "sgd", {"collectives": "horovod"}, "a plan with stages runs by other collectives than 'horovod'"),
+     (dense, "sgd", {"collectives": "horovod", "parallelism": 2}, "stages runs by other collectives than 'horovod'"),
      (dense, Mixing(0.1), {}, "optimizer Mixing can't update the parameters of each stage by themselves"),
      (lambda: dense(keras.layers.BatchNormalization()), "sgd", {"micro_batches": 2}, "batch normalisation.*es=1"),
      (with_own_step, None, {}, "computes with its gradients.*without stages"),
