@@ -23,7 +23,7 @@ Complexity: O(segments x strategies) for the weights of a corner; the searches a
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import cached_property, reduce
 
 import numpy as np
 import numpy.typing as npt
@@ -67,7 +67,6 @@ class Relaxations:
     problem: Problem
     transient: Transient
     bound: LowerBound
-    _levels: Ints = field(init=False)
     _of_all: LowerBound = field(init=False)  # without capped levels
     _capped: dict[int, LowerBound | None] = field(init=False, default_factory=dict)  # by level; None without strategies
     _charged: set[Charge] = field(init=False, default_factory=set)
@@ -76,10 +75,15 @@ class Relaxations:
     _tries: dict[tuple[float, float], int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        arrays = [part for segment in self.transient.segments for part in (*segment.nodes.values(), *segment.edges.values())]
-        self._levels = np.unique(np.concatenate([np.zeros(1, np.int64), *(np.unique(array) for array in arrays)]))
         self._of_all = self.bound
         self._costs, self._times = np.zeros((len(self.transient.segments), 0)), np.zeros(0, np.int64)
+
+    @cached_property
+    def _levels(self) -> Ints:
+        """The bytes of segments' parts, ascending, each once; equal layers have the same arrays."""
+        segments = self.transient.segments
+        arrays = {id(part): part for segment in segments for part in (*segment.nodes.values(), *segment.edges.values())}
+        return np.unique(np.concatenate([np.zeros(1, np.int64), *map(np.unique, arrays.values())]))
 
     def relaxed(self, relaxation: Charge | Cap) -> Problem:
         if isinstance(relaxation, Charge):

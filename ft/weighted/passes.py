@@ -271,6 +271,9 @@ class WeightedPass:
         }
         self._backs: dict[int, list[_Back]] = {}
         self._visits: dict[int, int] = {}
+        # What is made of marginals, by their identities: equal layers have the same, which are compared by identity then.
+        joined: dict[tuple[int, ...], tuple[list[Floats], Floats]] = {}
+        beyond: dict[tuple[int, ...], Floats] = {}
         for step in reversed(self.plan.steps):
             of_buckets = []
             for bucket, own in zip(step.buckets, self.own[step.variable], strict=True):
@@ -279,16 +282,24 @@ class WeightedPass:
                 results = (operand.table for operand in bucket.inputs if operand.table >= n_given)
                 outside.update(zip(results, back.of_inputs, strict=True))
                 of_buckets.append(back.of_state)
-            if len(of_buckets) > 1:
-                # How far the marginals of all buckets but the first are below their mean, state by state.
-                mean = np.mean(of_buckets, axis=0)
-                self.moves[step.variable] = [less(mean, state, np.empty_like(state)) for state in of_buckets[1:]]
-            nodes[step.variable] = of_buckets[0] if len(of_buckets) == 1 else np.max(of_buckets, axis=0)
+            if len(of_buckets) == 1:
+                nodes[step.variable] = of_buckets[0]
+            else:
+                kinds = tuple(map(id, of_buckets))
+                if kinds not in joined:
+                    # How far the marginals of all buckets but the first are below their mean, state by state.
+                    mean = np.mean(of_buckets, axis=0)
+                    moves = [less(mean, state, np.empty_like(state)) for state in of_buckets[1:]]
+                    joined[kinds] = moves, np.max(of_buckets, axis=0)
+                self.moves[step.variable], nodes[step.variable] = joined[kinds]
             for number in step.own:
                 if number >= n_given:
-                    class_of = self.plan.shapes[number].of(step.variable)
-                    marginal = least_of_classes(of_buckets[0], class_of, len(self.tables[number]))
-                    outside[number] = less(marginal, self.tables[number], pool.take(marginal.shape))
+                    class_of, table = self.plan.shapes[number].of(step.variable), self.tables[number]
+                    kinds = id(of_buckets[0]), id(class_of), id(table)
+                    if kinds not in beyond:
+                        marginal = least_of_classes(of_buckets[0], class_of, len(table))
+                        beyond[kinds] = less(marginal, table, pool.take(marginal.shape))
+                    outside[number] = beyond[kinds]
         arrays = (array for backs in self._backs.values() for back in backs for array in (back.outer, *back.of_inputs))
         for array in {id(array): array for array in arrays}.values():
             pool.put_back(array)
@@ -306,9 +317,10 @@ class WeightedPass:
         kind = same if self.folds else bucket.result
         backs = self._backs.setdefault(kind, [])
         visit = self._visits[kind] = self._visits.get(kind, -1) + 1
-        for back in backs:
-            if back.outer is outer or np.array_equal(back.outer, outer):
-                return back
+        known = next((back for back in backs if back.outer is outer), None)  # mostly, and sooner than by comparing arrays
+        known = known or next((back for back in backs if np.array_equal(back.outer, outer)), None)
+        if known is not None:
+            return known
         if samples is not None and backs and not _is_sample(visit, self.plan.n_equal[same], samples):
             return backs[-1]
         of_state, of_inputs, arrays = self._go_back(bucket, own, outer)
