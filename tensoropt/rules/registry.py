@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from ..ir.graph import GATHERED, LOADED, SOURCES, Operator
 from ..ir.micro_batching import are_shares_divided
@@ -14,6 +14,7 @@ RuleFunction = Callable[[Operator], Rule | str]
 _RULES: dict[str, RuleFunction] = {}
 _STATIC: dict[str, tuple[int, ...]] = {}
 _KNOWN: WeakKeyDictionary[Operator, Rule] = WeakKeyDictionary()
+_DISTINCT: WeakValueDictionary[tuple[object, ...], Rule] = WeakValueDictionary()
 
 
 def op_rule(*types: str, static: Sequence[int] = ()) -> Callable[[RuleFunction], RuleFunction]:
@@ -52,13 +53,14 @@ def static_positions(op_type: str, n_inputs: int) -> tuple[int, ...]:
 
 
 def rule_of(op: Operator) -> Rule:
-    """Return the rule of an operator; it is computed once.
+    """Return the rule of an operator; it is computed once, and equal ones, as those of equal layers, are one object.
 
     If there is none, return the rule of a replicated operator, whose ``without`` says why.
     """
     rule = _KNOWN.get(op)
     if rule is None:
-        rule = _KNOWN[op] = _new_rule(op)
+        rule = _new_rule(op)
+        rule = _KNOWN[op] = _DISTINCT.setdefault(rule.content, rule)
     return rule
 
 

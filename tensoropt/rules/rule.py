@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, fields
+from functools import cached_property, lru_cache
 from itertools import chain, combinations_with_replacement, groupby, product
 from typing import Any
 
@@ -69,6 +69,12 @@ class Rule:
     flops_per_point: float = 1.0
     points: Callable[[tuple[int, ...]], int] = math.prod
     without: str = ""
+
+    @cached_property
+    def content(self) -> tuple[object, ...]:
+        """All attributes: equal, and hashable, for rules that say the same."""
+        parts = (getattr(self, part.name) for part in fields(self))
+        return tuple(tuple(part.items()) if isinstance(part, Mapping) else part for part in parts)
 
     @cached_property
     def splittable(self) -> tuple[str, ...]:
@@ -331,6 +337,8 @@ def interface_of(rule: Rule, config: Config) -> Interface:
     )
 
 
+known_interface_of = lru_cache(maxsize=1 << 14)(interface_of)
+"""The same, for what asks again and again: equal layers have the same rules."""
 _SPREAD = "every rank loads its share of factor '{}', so all axes must be given to it"
 
 

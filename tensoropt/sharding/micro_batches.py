@@ -23,7 +23,7 @@ Statistics over the batch (batch normalisation in training) would have to be com
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -39,7 +39,7 @@ from ..rules.composition import Composition
 from ..rules.random import RANDOM
 from ..rules.reduction import reduced_dimensions
 from ..rules.registry import rule_of
-from ..rules.rule import Config, Interface, interface_of, why_invalid
+from ..rules.rule import Config, Interface, Rule, known_interface_of, why_invalid
 from .local_shapes import static_values
 
 SUM = -1
@@ -118,7 +118,7 @@ def _of_several(graph: Graph, n: int, n_devices: int) -> Graph:
         if config is None:
             operators[op.name] = op
             continue
-        interface = interface_of(rule_of(op), config)
+        interface = known_interface_of(rule_of(op), config)
         once.update(
             (op.name, i)
             for i, tensor in op.operands
@@ -222,19 +222,13 @@ class _Propagation:
         configs.update(best[3].maps[0])
         return self._assign(op, best[1], forms, configs)
 
-    def _configs(self, op: Operator) -> list[Config]:
-        rule = rule_of(op)
-        exclusions = {*rule.inner, *rule.positional, *rule.halos}
-        factors = [name for name in rule.splittable if name not in exclusions]
-        names = [name for name in factors if rule.extents[name] % self.n == 0]
-        names += [f"+{i}" for i in range(len(rule.linear))]
-        configs = (Config(self.mesh, (name,) * len(self.mesh.sizes)) for name in names)
-        candidates = [config for config in configs if not why_invalid(replace(rule, spread=""), config)]
-        return [config for config in candidates if op.type not in COMPOSITES or _fits_body(op, config)]
+    def _configs(self, op: Operator) -> Sequence[Config]:
+        candidates = _configs_of(rule_of(op), self.mesh)
+        return [config for config in candidates if _fits_body(op, config)] if op.type in COMPOSITES else candidates
 
     def _count_pulled(self, op: Operator, config: Config, forms: Forms, configs: Configs) -> int | None:
         """Return how many more operands must be split for a config; None where the config is impossible."""
-        interface, n_pulled = interface_of(rule_of(op), config), 0
+        interface, n_pulled = known_interface_of(rule_of(op), config), 0
         for position, tensor in op.operands:
             target, form = _form(interface.operand(position).layout), forms.get(tensor.name)
             if target == form:
@@ -260,7 +254,7 @@ class _Propagation:
         if len(tensor.shape) <= dimension or tensor.shape[dimension] % self.n:
             return False
         for config in self._configs(op):
-            result = interface_of(rule_of(op), config).results[op.outputs.index(tensor)]
+            result = known_interface_of(rule_of(op), config).results[op.outputs.index(tensor)]
             if _form(result) != dimension:
                 continue
             new_forms, new_configs = forms.new_child(), configs.new_child()
@@ -275,12 +269,12 @@ class _Propagation:
         return False
 
     def _operand_forms(self, op: Operator, config: Config) -> list[tuple[Tensor, int | None]]:
-        interface = interface_of(rule_of(op), config)
+        interface = known_interface_of(rule_of(op), config)
         return [(tensor, _form(interface.operand(position).layout)) for position, tensor in op.operands]
 
     def _assign(self, op: Operator, config: Config, forms: Forms, configs: Configs) -> str:
         configs[op.name] = config
-        for tensor, layout in zip(op.outputs, interface_of(rule_of(op), config).results, strict=True):
+        for tensor, layout in zip(op.outputs, known_interface_of(rule_of(op), config).results, strict=True):
             form = _form(layout)
             if form is None:
                 return f"{op.where()} has results of which only some are made of the batch"
@@ -296,6 +290,16 @@ class _Propagation:
             forms.get(tensor.name) == form or (form == SUM and tensor.name not in forms)
             for tensor, form in self._operand_forms(op, config)
         )
+
+
+@lru_cache(maxsize=4096)
+def _configs_of(rule: Rule, mesh: Mesh) -> tuple[Config, ...]:
+    """Return a rule's configs in which all of a mesh's axes split one factor, or one group of operands."""
+    exclusions, n = {*rule.inner, *rule.positional, *rule.halos}, mesh.n_devices
+    names = [name for name in rule.splittable if name not in exclusions and rule.extents[name] % n == 0]
+    names += [f"+{i}" for i in range(len(rule.linear))]
+    configs = (Config(mesh, (name,) * len(mesh.sizes)) for name in names)
+    return tuple(config for config in configs if not why_invalid(replace(rule, spread=""), config))
 
 
 def _fits_body(op: Operator, config: Config) -> bool:

@@ -71,7 +71,9 @@ class CandidateSearch(SearchState):
         held_bytes = least_held_bytes(request.model.graph, self.parallelism)
         first = Candidate(1, request.micro_batches or 1, least_bytes=held_bytes)
         smallest, sliced = list[Candidate](), list[Candidate]()
-        if request.may_use_micro_batches and (max_slices := request.model.smallest_micro_batches(self.parallelism)):
+        # Without a limit several micro-batches have nothing to give, and dividing a large model takes seconds.
+        may_slice = limit is not None and request.may_use_micro_batches
+        if may_slice and (max_slices := request.model.smallest_micro_batches(self.parallelism)):
             summed_bytes = least_summed_bytes(request.model.in_micro_batches(2), self.parallelism)
             smallest = [Candidate(1, n, least_bytes=held_bytes + summed_bytes) for n in max_slices]
             sliced = [replace(smallest[0], micro_batches=1 << i) for i in range(1, max(max_slices).bit_length())]
