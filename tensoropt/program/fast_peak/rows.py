@@ -6,7 +6,6 @@ around it. So each is made once, whatever the strategies that have it, and once 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -111,10 +110,7 @@ class Rows:
         ]
         self._loss = first - 1, outline.loss[1].name, owner[outline.loss[1].name]
         self._lookups = [(first + len(outline.operators) + i, op.name) for i, op in enumerate(outline.lookups)]
-        self._results = [
-            (first + i, [(output, offset) for offset, output in enumerate(outputs, 1)])
-            for i, outputs in enumerate(outline.outputs)
-        ]
+        self._results = [(first + i, out, k) for i, outs in enumerate(outline.outputs) for k, out in enumerate(outs, 1)]
 
     def _tables_of_rows(self) -> list[dict[Any, int]]:
         """Return, for each site, the rows that are known by choices: one table for all sites at which choices mean the same.
@@ -194,11 +190,10 @@ class Rows:
             run_rows, by_key = np.empty(len(starts), np.int32), self._known[site]
             for k, key in enumerate(zip(*(part[starts].tolist() for part in parts), strict=True)):
                 row = by_key.get(key)
-                run_rows[k] = self._make(site, key, makers.among(bounds[k], bounds[k + 1])) if row is None else row
+                run_rows[k] = self._make(site, key, makers.having(key, parts, bounds[k])) if row is None else row
             rows[site] = np.repeat(run_rows, np.diff(bounds))
-        for site, offsets in self._results:
-            for output, offset in offsets:
-                rows[output] = rows[site] + offset
+        for site, output, offset in self._results:
+            rows[output] = rows[site] + offset
         return np.ascontiguousarray(rows.T)
 
     def _keys(self, columns: Columns, zeros: np.ndarray) -> Iterator[tuple[int, tuple[np.ndarray, ...]]]:
@@ -246,16 +241,15 @@ class _Makers:
 
     def __init__(self, rows: Rows, view_of: Callable[[int], StrategyView]) -> None:
         self._rows, self._view_of = rows, view_of
-        self._numbers: list[int] = []  # of the strategies with a maker, ascending
-        self._made: dict[int, _Maker] = {}
+        self._made: dict[int, _Maker] = {}  # by the number of the strategy
 
-    def among(self, first: int, end: int) -> _Maker:
-        """Return a maker of one of the strategies from ``first`` to ``end``, exclusive."""
-        at = bisect_left(self._numbers, first)
-        if at == len(self._numbers) or self._numbers[at] >= end:
-            self._numbers.insert(at, first)
-            self._made[first] = _Maker(self._rows, self._view_of(first))
-        return self._made[self._numbers[at]]
+    def having(self, choices: tuple[int, ...], parts: tuple[np.ndarray, ...], first: int) -> _Maker:
+        """Return a maker of a strategy with these choices, one of each part's; the strategy ``first`` has them."""
+        for number, maker in self._made.items():
+            if all(part[number] == choice for part, choice in zip(parts, choices, strict=True)):
+                return maker
+        self._made[first] = _Maker(self._rows, self._view_of(first))
+        return self._made[first]
 
 
 class _Maker:

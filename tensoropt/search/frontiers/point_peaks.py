@@ -16,7 +16,7 @@ from ...program.memory.pass_memory import PassMemory, pass_memory
 from ...program.memory.peak import MOST_MICRO_BATCHES, peak_of
 from ...program.stage_ends import StageEnds
 from ...rules.registry import rule_of
-from ...rules.rule import Config, Interface, OperandSharding, Rule, interface_of
+from ...rules.rule import Config, OperandSharding, Rule, known_interface_of
 from ...sharding.model import Model
 from ...sharding.strategy import StrategyView, is_rematerializable
 from ..problem.strategy_problem import StrategyProblem
@@ -45,32 +45,17 @@ class PeakCounter(ByArguments):
     peaks: Peaks
     known: dict[bytes, int] = field(default_factory=dict)
     known_passes: dict[tuple[object, ...], dict[bytes, PassMemory]] = field(default_factory=dict)
-    _interfaces: dict[tuple[int, int], Interface] = field(default_factory=dict)
     _rematerializable: dict[tuple[str, int], bool] = field(default_factory=dict)
 
     @cached_property
     def _rules(self) -> dict[str, Rule]:
         return {name: rule_of(op) for name, op in self.model.graph.operators.items()}
 
-    @cached_property
-    def _kinds(self) -> dict[str, int]:
-        """A number for each operator of the problem, equal for those that have the same interfaces, as in equal layers."""
-        return {
-            op.name: id(interfaces)
-            for node, states in self.built.nodes
-            for op, interfaces in zip(node.operators, states.interfaces, strict=True)
-        }
-
     def view(self, states: np.ndarray) -> StrategyView:
         """Return the strategy that one state for each node means, on its graph."""
-        strategy, cache, rules = self.built.strategy(states.tolist()), self._interfaces, self._rules
-        view, kinds = self.model.view(strategy), self._kinds
-        interfaces = {}
-        for name, config in strategy.configs.items():
-            key = kinds[name], id(config)
-            if key not in cache:
-                cache[key] = interface_of(rules[name], config)
-            interfaces[name] = cache[key]
+        strategy, rules = self.built.strategy(states.tolist()), self._rules
+        view = self.model.view(strategy)
+        interfaces = {name: known_interface_of(rules[name], config) for name, config in strategy.configs.items()}
         rematerialized = frozenset(name for name in strategy.rematerialized if self._is_rematerializable(view, name))
         vars(view).update(rules=rules, interfaces=interfaces, rematerialized=rematerialized)
         return view
