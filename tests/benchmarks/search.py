@@ -5,9 +5,9 @@
 ``seconds`` are from the recorded model to the unrolled plan of the fastest point, tables of costs and layouts and the
 loading of compiled code included. A first run compiles, which isn't what is meant: run it twice. ``CPU s`` are the process's
 CPU seconds in that time, which depend less on what else runs on the machine. ``--stages`` searches plans in these numbers of
-stages instead, and says what more cores would give: the candidates that were searched wait for a core in their order, each
-for as long as it took here, and the rest of the time stays. ``--curve`` is the time of a profiling curve over 1, 2, 4, 8 and
-16 devices.
+stages instead, on one core and on two, and says what more would give: the stages that one core searched wait for a core in
+their order, each for as long as it took, and the rest of the time stays. This is simulated for two cores, too (the column
+before the last two). ``--curve`` is the time of a profiling curve over 1, 2, 4, 8 and 16 devices.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ CURVE = ("transformer", "v100-2x8", [1, 2, 4, 8, 16])
 HEADERS = "model|devices|operators|nodes|configs|points|gap, median|worst".split("|")
 HEADERS += "costs s|search s|unroll s|seconds|CPU s|peak MB".split("|")
 CORES = (2, 8, 48)
-OF_STAGES = ["model", "devices", "points", "worst gap", "candidates", "seconds", *(f"{n} cores" for n in CORES)]
+OF_STAGES = "model|devices|points|worst gap|stages searched|1 core s|2 cores s".split("|")
+OF_STAGES += [f"{n} simulated" for n in CORES]
 Case = tuple[str, Budget]
 
 
@@ -69,24 +70,31 @@ def row(case: Case) -> list[str]:
 
 
 def row_of_stages(case: tuple[str, Budget, list[int]]) -> list[str]:
-    """Search once in some numbers of stages; return a line of the table."""
-    what, budget, counts = case
+    """Search in some numbers of stages, once on one core and once on two; return a line of the table."""
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        (numbers, seconds, of_each), (_, seconds_of_two, _) = pool.map(in_stages, [(*case, 1), (*case, 2)], chunksize=1)
+    simulated = [seconds - sum(of_each) + queued(of_each, n_cores) for n_cores in CORES]
+    return [case[0].partition("@")[0], *numbers, *(f"{each:.2f}" for each in (seconds, seconds_of_two, *simulated))]
+
+
+def in_stages(case: tuple[str, Budget, list[int], int]) -> tuple[list[str], float, list[float]]:
+    """Search once in some numbers of stages with some workers; return what is found, and the seconds, also by stage."""
+    what, budget, counts, workers = case
     name, _, cluster = what.partition("@")
     model = recorded(name).model
     from tensoropt.profiling.hardware import named
     from tensoropt.search.candidates.search_candidates import search_with_stages
     from tensoropt.search.request import Request
 
-    os.environ["TENSOROPT_WORKERS"] = "1"  # others would shorten the candidates' times, which are simulated
+    os.environ["TENSOROPT_WORKERS"] = str(workers)
     hardware = named(cluster)
     start = time.perf_counter()
     request = Request(model, hardware, None, budget=budget, stages=tuple(counts))
     found = search_with_stages(request, hardware.n_devices).frontier()
     seconds = time.perf_counter() - start
-    of_each = [sum(sum(stage.seconds_by_phase.values()) for stage in each.frontiers) for each in found.searched]
-    simulated = [seconds - sum(of_each) + queued(of_each, n_cores) for n_cores in CORES]
-    numbers = [str(hardware.n_devices), str(len(found)), f"{found.gaps.max():.2%}", str(len(of_each))]
-    return [name, *numbers, *(f"{each:.2f}" for each in (seconds, *simulated))]
+    phases = (stage.seconds_by_phase for each in found.searched for stage in each.frontiers)
+    of_each = [sum(phase.values()) for phase in phases if phase]  # of stages that are alike one alone is searched
+    return [str(hardware.n_devices), str(len(found)), f"{found.gaps.max():.2%}", str(len(of_each))], seconds, of_each
 
 
 def queued(seconds: list[float], n_cores: int) -> float:
@@ -121,12 +129,13 @@ def main() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     budget = Budget(seconds=given.seconds, gap=given.gap / 100)
     names = given.cases or (() if given.curve else DEFAULT)
+    if given.stages is not None:
+        counts = list(map(int, given.stages.split(",")))
+        rows = [row_of_stages((name, budget, counts)) for name in names]
+        print(tabulate(rows, OF_STAGES, disable_numparse=True, stralign="right"))
+        return
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        if given.stages is not None:
-            counts = list(map(int, given.stages.split(",")))
-            rows = _shown(pool, row_of_stages, [(name, budget, counts) for name in names])
-            print(tabulate(rows, OF_STAGES, disable_numparse=True, stralign="right"))
-        elif names:
+        if names:
             rows = _shown(pool, row, [(name, budget) for name in names])
             print(tabulate(rows, HEADERS, disable_numparse=True, stralign="right"))
         if given.curve:
