@@ -97,16 +97,13 @@ class MeasuredSearch:
         Args:
             on_first_rank: gives the result that rank 0 computes, or its error, to all ranks.
         """
-        start, has_measured = self.clock(), False
+        measured_s, has_measured = 0.0, False
         plans: list[Plan] = []
-
-        def is_spent() -> bool:
-            return self.clock() - start > self.budget_s
 
         def next_round() -> _Queue:
             plans[:] = [self.search(MeasuredOperators(self.store.measured))]
             operators = self._next_operators(plans[0], is_first=not has_measured)
-            if not (has_measured and is_spent()):
+            if not has_measured or measured_s <= self.budget_s:
                 return operators
             if self._unmeasured_of_plan(plans[0]):
                 plans[:] = [self.search(MeasuredOperators(self.store.measured, is_cautious=True))]
@@ -116,19 +113,24 @@ class MeasuredSearch:
             return replace(plans[0], assumed={**plans[0].assumed, "operators": self.stats(plans[0])})
 
         while operators := on_first_rank(next_round):
-            self._measure_all(operators, is_spent)
+            measured_s += self._measure_all(operators, self.budget_s - measured_s)
             has_measured = True
         plan: Plan = on_first_rank(result)
         return plan
 
-    def _measure_all(self, operators: _Queue, is_spent: Callable[[], bool]) -> None:
-        """Measure operators one after the other until the budget is spent by rank 0's clock, but at least one."""
+    def _measure_all(self, operators: _Queue, budget_s: float) -> float:
+        """Measure operators one after the other until the budget is spent by rank 0's clock, but at least one.
+
+        Return the seconds that it took.
+        """
+        start = self.clock()
         for number, (operator, predicted_us) in enumerate(operators):
-            if self.processes.broadcast(number > 0 and is_spent()):
+            if self.processes.broadcast(number > 0 and self.clock() - start > budget_s):
                 break
             self._measure(operator, predicted_us)
             if self.progress is not None and self.processes.rank == 0:
                 self.progress("operators", number + 1, len(operators))
+        return self.clock() - start
 
     def _measure(self, operator: _Operator, predicted_us: float) -> None:
         graph = self.model.in_micro_batches(operator.micro_batches).graph

@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 from collections.abc import Callable
 from contextlib import closing
@@ -224,7 +225,7 @@ def planned(
             each += [("data parallel", frontier_of_whole(find_baseline(frontier, "data-parallel")).plan(0))]
         seconds = [speed.seconds()]
         parts = [PlannedPart(frontier, plan.stages[0].strategy.configs) for _, plan in each]  # none but on rank 0
-        searching._measure_all(processes.broadcast(searching._unmeasured(parts)), lambda: False)
+        searching._measure_all(processes.broadcast(searching._unmeasured(parts)), math.inf)
         seconds.append(speed.seconds())
         chosen = []
         if frontier is not None:
