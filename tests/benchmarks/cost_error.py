@@ -335,9 +335,10 @@ def row(name: str, measured: Measured) -> list[str]:
     return cells + [f"{ratio:.2f}" for ratio in measured.compared]
 
 
-def recorded_of(name: str) -> Recorded:
-    """Return one of ``MODELS``, trained by momentum."""
+def recorded_of(name: str, n_batches: int = 1) -> Recorded:
+    """Return one of ``MODELS``, trained by momentum on so many of its batches together."""
     function, sizes = MODELS[name]
+    sizes = {**sizes, "batch": n_batches * sizes["batch"]}
     return record(lambda: getattr(zoo, function)(**sizes), name, "momentum")
 
 

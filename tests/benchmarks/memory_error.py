@@ -4,8 +4,9 @@
         [--micro-batches 4] [--stages 2]
 
 In stages the plans are points of the frontier that is searched with so many, rematerialized ones among them, and no others.
-The models, and how plans are chosen, are those of ``cost_error.py``, data parallelism among them; one thread a rank. Each
-plan runs a few steps, of which one is traced. Other work on the machine matters little: only updates that wait for a
+The models, and how plans are chosen, are those of ``cost_error.py``, data parallelism among them; one thread a rank. Batches
+are as many times as large as there are micro-batches and stages, or most tensors of a pass would be too small to be seen.
+Each plan runs a few steps, of which one is traced. Other work on the machine matters little: only updates that wait for a
 collective depend on time.
 """
 
@@ -47,7 +48,7 @@ def errors_of(
     name: str, hardware: Hardware, processes: Processes, n_random: int, n_frontier: int, n_micro_batches: int, n_stages: int
 ) -> np.ndarray:
     """Return relative errors, float[plans, 2], of Equation (1) and of the peak; every rank must call it."""
-    recorded = recorded_of(name)
+    recorded = recorded_of(name, n_micro_batches * n_stages)
     plans = []
     if processes.rank == 0:
         request = Request(recorded.model, hardware, None, micro_batches=n_micro_batches)
