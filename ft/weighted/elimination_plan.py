@@ -30,7 +30,7 @@ import numpy as np
 
 from ..problem import Ints, Problem
 from .cost_tables import Shape, TableCosts, first_equal, problem_tables
-from .elimination_steps import Bucket, EliminationStep, Input
+from .elimination_steps import Bucket, EliminationStep, Grouping, Input
 
 MAX_TOTAL_CELLS = 1 << 26
 """The most cells of all tables together: 8 bytes each."""
@@ -103,31 +103,6 @@ class EliminationPlan:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Partition:
-    """The groups of a variable's states that several tables distinguish.
-
-    Attributes:
-        class_of: int64[K], the group of each state.
-        representative: for each group its first state.
-    """
-
-    class_of: Ints
-    representative: Ints
-
-    @classmethod
-    def of(cls, classes: Sequence[Ints]) -> _Partition:
-        """Build the partition whose groups are the states that have equal classes in every table."""
-        code = classes[0]
-        for class_of_state in classes[1:]:
-            code = np.unique(code, return_inverse=True)[1] * (int(class_of_state.max()) + 1) + class_of_state
-        _, first, class_of = np.unique(code, return_index=True, return_inverse=True)
-        return cls(class_of.astype(np.int64, copy=False), first.astype(np.int64, copy=False))
-
-    def __len__(self) -> int:
-        return len(self.representative)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class _Effort:
     """An estimate of what eliminating a variable from some tables takes.
 
@@ -140,21 +115,21 @@ class _Effort:
 
     variable: int
     tables: tuple[int, ...]
-    partitions: dict[int, _Partition]
+    partitions: dict[int, Grouping]
     neighbours: tuple[int, ...]
     cells: float
     work: float
 
     @classmethod
-    def of(cls, variable: int, tables: Sequence[int], partitions: dict[int, _Partition]) -> _Effort:
-        sizes = {v: len(partitions[v]) for v in sorted(partitions)}
+    def of(cls, variable: int, tables: Sequence[int], partitions: dict[int, Grouping]) -> _Effort:
+        sizes = {v: partitions[v].n_classes for v in sorted(partitions)}
         neighbours = tuple(v for v, size in sizes.items() if v != variable and size > 1)
         cells = math.prod(float(sizes[v]) for v in neighbours)
         return cls(variable, tuple(tables), partitions, neighbours, cells, cells * sizes[variable])
 
     def cells_of(self, scope: frozenset[int]) -> float:
         """Return the number of combinations of groups of these variables."""
-        return math.prod(float(len(self.partitions[v])) for v in scope)
+        return math.prod(float(self.partitions[v].n_classes) for v in scope)
 
 
 class _Planner:
@@ -177,8 +152,8 @@ class _Planner:
         self.efforts: dict[int, _Effort] = {}
         self.queue: list[tuple[float, float, int, int, _Effort]] = []  # entries no longer in ``efforts`` are void
         self.n_queued = 0
-        self.partitions: dict[tuple[int, ...], _Partition] = {}  # by the identities of arrays, all of which are kept
-        self.selectors: dict[tuple[int, int], Ints] = {}
+        self.partitions: dict[tuple[int, ...], Grouping] = {}  # by the identities of arrays, all of which are kept
+        self.selectors: dict[tuple[int, int], Grouping] = {}
         self.done: dict[tuple[object, ...], EliminationStep] = {}
 
     def run(self) -> None:
@@ -209,11 +184,11 @@ class _Planner:
                 classes.setdefault(other, []).append(class_of)
         return _Effort.of(variable, tables, {v: self._partition(v, kinds) for v, kinds in classes.items()})
 
-    def _partition(self, variable: int, classes: Sequence[Ints]) -> _Partition:
+    def _partition(self, variable: int, classes: Sequence[Ints]) -> Grouping:
         n_states = self.plan.n_states[variable]
         key = (n_states, *sorted({id(kinds) for kinds in classes}))
         if key not in self.partitions:
-            self.partitions[key] = _Partition.of(classes or [np.zeros(n_states, np.int64)])
+            self.partitions[key] = Grouping.of(classes or [np.zeros(n_states, np.int64)])
         return self.partitions[key]
 
     def _fits(self, effort: _Effort) -> bool:
@@ -276,12 +251,11 @@ class _Planner:
         plan, variable, parts = self.plan, effort.variable, effort.partitions
         left, right, axes = self._halves(effort)
         neighbours = tuple(v for axis in axes for v in axis)
-        of_both, of_left, of_right = (tuple(len(parts[v]) for v in axis) for axis in axes)
+        of_both, of_left, of_right = (tuple(parts[v].n_classes for v in axis) for axis in axes)
         number = len(plan.shapes)
         bucket = Bucket(
             variable,
-            parts[variable].class_of,
-            len(parts[variable]),
+            parts[variable],
             tuple(self._input(effort, table, (*axes[0], *axes[1], variable)) for table in left),
             tuple(self._input(effort, table, (*axes[0], variable, *axes[2])) for table in right),
             (of_both, of_left, of_right),
@@ -312,15 +286,17 @@ class _Planner:
         shape, parts = self.plan.shapes[table], effort.partitions
         order_of = [v for v in order if v in shape.scope]
         order_of += [v for v in shape.scope if v not in order]  # a neighbour of which no states are distinguished
-        selectors = tuple(self._selector(shape.of(v), parts[v]) for v in order_of)
-        sizes = tuple(len(parts[v]) if v in shape.scope else 1 for v in order)
-        return Input(table, tuple(shape.scope.index(v) for v in order_of), selectors, sizes)
+        axes = tuple(shape.scope.index(v) for v in order_of)
+        selectors = tuple(self._selector(shape, axis, parts[shape.scope[axis]]) for axis in axes)
+        sizes = tuple(parts[v].n_classes if v in shape.scope else 1 for v in order)
+        return Input(table, axes, selectors, sizes)
 
-    def _selector(self, classes: Ints, part: _Partition) -> Ints:
+    def _selector(self, shape: Shape, axis: int, part: Grouping) -> Grouping:
         """Return the class of the first state of each group."""
-        key = id(classes), id(part)  # both are kept: by the plan's shapes, and in ``partitions``
+        key = id(shape.classes[axis]), id(part)  # both are kept: by the plan's shapes, and in ``partitions``
         if key not in self.selectors:
-            self.selectors[key] = classes[part.representative]
+            order, starts = part.by_class
+            self.selectors[key] = Grouping(shape.classes[axis][order[starts]], shape.sizes[axis])
         return self.selectors[key]
 
     def _halves(self, effort: _Effort) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, ...], ...]]:

@@ -7,9 +7,45 @@ for all weights: :mod:`.elimination_plan` plans them, :mod:`.passes` executes th
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
 
 from ..problem import Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Grouping:
+    """The class of each of some states, or groups of states, with what follows from it whatever the weights.
+
+    Attributes:
+        class_of: int64[K], from 0, without gaps.
+    """
+
+    class_of: Ints
+    n_classes: int
+
+    @classmethod
+    def of(cls, classes: Sequence[Ints]) -> Grouping:
+        """Return the grouping whose classes are the states that have equal classes in all of some groupings."""
+        code = classes[0]
+        for class_of_state in classes[1:]:
+            code = np.unique(code, return_inverse=True)[1] * (int(class_of_state.max()) + 1) + class_of_state
+        distinct, class_of = np.unique(code, return_inverse=True)
+        return cls(class_of.astype(np.int64, copy=False), len(distinct))
+
+    @cached_property
+    def is_all(self) -> bool:
+        """Whether each state is a class of its own, in order."""
+        return len(self.class_of) == self.n_classes and bool((self.class_of[1:] > self.class_of[:-1]).all())
+
+    @cached_property
+    def by_class(self) -> tuple[Ints, Ints]:
+        """The states by ascending class, and where each class begins there."""
+        order = np.argsort(self.class_of, kind="stable")
+        return order, np.searchsorted(self.class_of[order], np.arange(self.n_classes))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,7 +60,7 @@ class Input:
 
     table: int
     axes: tuple[int, ...]
-    selectors: tuple[Ints, ...]
+    selectors: tuple[Grouping, ...]
     expanded: tuple[int, ...]
 
 
@@ -36,7 +72,7 @@ class Bucket:
     combination of classes of those neighbours that both parts depend on.
 
     Attributes:
-        group: int64[K], the group of each state; states of one group differ in the variable's own cost only.
+        group: the group of each state; states of one group differ in the variable's own cost only.
         left: tables of several variables, by [neighbours of both parts, of this part alone, group].
         right: tables of several variables, by [neighbours of both parts, group, of this part alone].
         axes: how many classes the neighbours have: those of both parts, of the left alone, of the right alone.
@@ -44,8 +80,7 @@ class Bucket:
     """
 
     variable: int
-    group: Ints
-    n_groups: int
+    group: Grouping
     left: tuple[Input, ...]
     right: tuple[Input, ...]
     axes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..problem import Floats, Ints
-from .elimination_steps import Input
+from .elimination_steps import Grouping, Input
 
 Mask = npt.NDArray[np.bool_]
 
@@ -54,13 +54,12 @@ def added(tables: Sequence[Floats]) -> Floats:
     return result
 
 
-def least_of_classes(numbers: Floats, class_of: Ints, n_classes: int) -> Floats:
-    """Return the least number of each class."""
-    if is_all(class_of, n_classes):
+def least_of_classes(numbers: Floats, grouping: Grouping, axis: int = 0) -> Floats:
+    """Return the least number of each class of an axis."""
+    if grouping.is_all:
         return numbers
-    order = np.argsort(class_of, kind="stable")
-    starts = np.searchsorted(class_of[order], np.arange(n_classes))
-    result: Floats = np.minimum.reduceat(numbers[order], starts)
+    order, starts = grouping.by_class
+    result: Floats = np.minimum.reduceat(numbers.take(order, axis), starts, axis)
     return result
 
 
@@ -72,33 +71,21 @@ def expand(table: Floats, operand: Input) -> Floats:
     """
     result = table.transpose(operand.axes)
     for axis, selector in enumerate(operand.selectors):
-        if not is_all(selector, result.shape[axis]):
-            result = result.take(selector, axis)
-    expanded: Floats = result.reshape(operand.expanded)
-    return expanded
+        if not selector.is_all:
+            result = result.take(selector.class_of, axis)
+    return np.reshape(result, operand.expanded)
 
 
-def least_of_expanded(expanded: Floats, operand: Input, shape: tuple[int, ...]) -> Floats:
+def least_of_expanded(expanded: Floats, operand: Input) -> Floats:
     """Return the least of all cells that each of a table's cells was expanded to, in the table's own order.
 
     Args:
         operand: how the table lines up with the bucket.
-        shape: the table's shape.
     """
-    result: Floats = expanded.reshape([len(selector) for selector in operand.selectors])
+    result: Floats = expanded.reshape([len(selector.class_of) for selector in operand.selectors])
     for axis, selector in enumerate(operand.selectors):
-        size = shape[operand.axes[axis]]
-        if not is_all(selector, size):
-            order = np.argsort(selector, kind="stable")
-            starts = np.searchsorted(selector[order], np.arange(size))
-            result = np.minimum.reduceat(result.take(order, axis), starts, axis)
-    in_order: Floats = result.transpose(np.argsort(operand.axes))
-    return in_order
-
-
-def is_all(selector: Ints, size: int) -> bool:
-    """Return whether a selector selects everything, in order."""
-    return len(selector) == size and bool((selector[1:] > selector[:-1]).all())
+        result = least_of_classes(result, selector, axis)
+    return np.transpose(result, np.argsort(operand.axes))
 
 
 def less(whole: Floats, part: Floats, result: Floats) -> Floats:

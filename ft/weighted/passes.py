@@ -22,7 +22,7 @@ import numpy.typing as npt
 from ..problem import INFEASIBLE, Floats, InfeasibleError, Problem
 from .best_states import best_states
 from .elimination_plan import EliminationPlan
-from .elimination_steps import Bucket, EliminationStep, Input
+from .elimination_steps import Bucket, EliminationStep, Grouping, Input
 from .min_plus import Pool, added, expand, least_of_classes, least_of_expanded, less, min_plus, weigh
 
 EXACT = 1 << 52
@@ -207,10 +207,10 @@ class WeightedPass:
             return [own]
         leasts = []  # by bucket, the least that its tables cost with each state
         for bucket in step.buckets:
-            of_group = np.empty(bucket.n_groups)
+            of_group = np.empty(bucket.group.n_classes)
             for chunk, left, right in self._halves(bucket, np.zeros_like(own)):
                 of_group[chunk] = (left.min(axis=1) + right.min(axis=2)).min(axis=0)
-            leasts.append(of_group[bucket.group])
+            leasts.append(of_group[bucket.group.class_of])
         total = own + sum(leasts)
         possible = np.isfinite(total)
         result = [np.where(possible, 0.0, np.inf) for _ in leasts]
@@ -228,19 +228,21 @@ class WeightedPass:
         """
         n_both, of_left, of_right = bucket.sizes
         axis = len(bucket.axes[0])
-        lefts = [least_of_classes(own, bucket.group, bucket.n_groups)]
+        lefts = [least_of_classes(own, bucket.group)]
         lefts += [expand(self.tables[operand.table], operand) for operand in bucket.left]
         rights = [expand(self.tables[operand.table], operand) for operand in bucket.right]
         size = max(1, _CHUNK // (n_both * (of_left + of_right)))
-        for start in range(0, bucket.n_groups, size):
+        for start in range(0, bucket.group.n_classes, size):
             if time.monotonic() > self.setting.deadline:
                 raise TimeIsUpError
             chunk = slice(start, start + size)
             left = added([part[..., chunk] for part in lefts])
             right = added([part[(slice(None),) * axis + (chunk,)] for part in rights])
             n_groups = left.shape[-1]
-            left = np.broadcast_to(left, (*bucket.axes[0], *bucket.axes[1], n_groups))
-            right = np.broadcast_to(right, (*bucket.axes[0], n_groups, *bucket.axes[2]))
+            if left.size < n_both * of_left * n_groups:  # to broadcast what has all axes takes longer than to add it up
+                left = np.broadcast_to(left, (*bucket.axes[0], *bucket.axes[1], n_groups))
+            if right.size < n_both * n_groups * of_right:
+                right = np.broadcast_to(right, (*bucket.axes[0], n_groups, *bucket.axes[2]))
             yield chunk, left.reshape(n_both, of_left, n_groups), right.reshape(n_both, n_groups, of_right)
 
     def least(self) -> Least:
@@ -297,7 +299,7 @@ class WeightedPass:
                     class_of, table = self.plan.shapes[number].of(step.variable), self.tables[number]
                     kinds = id(of_buckets[0]), id(class_of), id(table)
                     if kinds not in beyond:
-                        marginal = least_of_classes(of_buckets[0], class_of, len(table))
+                        marginal = least_of_classes(of_buckets[0], Grouping(class_of, len(table)))
                         beyond[kinds] = less(marginal, table, pool.take(marginal.shape))
                     outside[number] = beyond[kinds]
         arrays = (array for backs in self._backs.values() for back in backs for array in (back.outer, *back.of_inputs))
@@ -344,10 +346,10 @@ class WeightedPass:
         n_both, of_left, of_right = bucket.sizes
         outer = outside.reshape(bucket.sizes)
         results = [[x for x in part if x.table >= len(self.plan.costs)] for part in (bucket.left, bucket.right)]
-        of_group = np.empty(bucket.n_groups)
+        of_group = np.empty(bucket.group.n_classes)
         pool = self.setting.pool
-        lefts = pool.take((n_both, of_left, bucket.n_groups))
-        rights = pool.take((n_both, bucket.n_groups, of_right))
+        lefts = pool.take((n_both, of_left, bucket.group.n_classes))
+        rights = pool.take((n_both, bucket.group.n_classes, of_right))
         for chunk, left, right in self._halves(bucket, own):
             if results[0] or not results[1]:
                 lefts[..., chunk] = left + min_plus(outer, right.transpose(0, 2, 1))
@@ -356,16 +358,16 @@ class WeightedPass:
                 rights[:, chunk] = right + min_plus(left.transpose(0, 2, 1), outer)
                 if not results[0]:
                     of_group[chunk] = rights[:, chunk].min(axis=(0, 2))
-        best = least_of_classes(own, bucket.group, bucket.n_groups)
-        of_state = less(of_group, best, of_group)[bucket.group] + own
+        best = least_of_classes(own, bucket.group)
+        of_state = less(of_group, best, of_group)[bucket.group.class_of] + own
         of_inputs = []
         whole = [
-            lefts.reshape(*bucket.axes[0], *bucket.axes[1], bucket.n_groups),
-            rights.reshape(*bucket.axes[0], bucket.n_groups, *bucket.axes[2]),
+            lefts.reshape(*bucket.axes[0], *bucket.axes[1], bucket.group.n_classes),
+            rights.reshape(*bucket.axes[0], bucket.group.n_classes, *bucket.axes[2]),
         ]
         for of_part, inputs in zip(whole, results, strict=True):
             for operand in inputs:
                 others = tuple(axis for axis, size in enumerate(operand.expanded) if size == 1)
                 marginal = of_part.min(axis=others, keepdims=True) if others else of_part
-                of_inputs.append((operand, least_of_expanded(marginal, operand, self.tables[operand.table].shape)))
+                of_inputs.append((operand, least_of_expanded(marginal, operand)))
         return of_state, of_inputs, [lefts, rights]
