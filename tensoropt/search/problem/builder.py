@@ -11,12 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
+import numpy as np
+
 from ...costs.operator_costs import OperatorCosting
 from ...ft.problem import Problem
-from ...ir.graph import Graph
+from ...ir.graph import Graph, Operator
 from ...reschedule.mesh import Mesh
 from ...rules.registry import rule_in_micro_batches, rule_of
-from ...rules.rule import why_invalid
+from ...rules.rule import Config, why_invalid
 from ...sharding.constraints import Force, allowed, force_by_name
 from ...sharding.consumers import consumers_of
 from .choices import Choices
@@ -47,6 +49,7 @@ class ProblemBuilder:
     progress: Callable[[int, int], None] | None = None
     states: Callable[[FusionGroup], Assignments] | None = None
     choices: Choices = field(default_factory=Choices)
+    _valid: dict[tuple[object, ...], tuple[tuple[Config, ...], np.ndarray]] = field(default_factory=dict)
 
     @property
     def graph(self) -> Graph:
@@ -95,13 +98,17 @@ class ProblemBuilder:
                 {i: states.others for i, (_, states) in enumerate(nodes) if states.rematerialized},
             ),
         )
-        n = self.graph.n_micro_batches
-        if n == 1:
-            return built
         # Only configs that operators can have both in a micro-batch and at the full batch.
-        operators = self.graph.full_batch.step_operators
-        rules = {op.name: rule_in_micro_batches(op, n, self.mesh.n_devices) for op in operators}
-        return built.allowing(lambda op, config: not why_invalid(rules[op.name], config))
+        return built if self.graph.n_micro_batches == 1 else built.allowing(self._are_valid)
+
+    def _are_valid(self, op: Operator, configs: tuple[Config, ...]) -> np.ndarray:
+        """Return whether an operator can have configs of its node at the full batch; found once for equal layers."""
+        graph = self.graph
+        rule = rule_in_micro_batches(graph.full_batch.operators[op.name], graph.n_micro_batches, self.mesh.n_devices)
+        key = rule.content, id(configs)
+        if key not in self._valid:
+            self._valid[key] = configs, np.array([not why_invalid(rule, config) for config in configs], bool)
+        return self._valid[key][1]
 
     @cached_property
     def _nodes(self) -> list[tuple[FusionGroup, States]]:

@@ -191,15 +191,16 @@ class StrategyProblem:
             choices=tuple(replace(choice, copy=of_copy(choice.copy)) for choice in self.choices),
         )
 
-    def allowing(self, allows: Callable[[Operator, Config], bool]) -> StrategyProblem:
+    def allowing(self, allows: Callable[[Operator, tuple[Config, ...]], np.ndarray]) -> StrategyProblem:
         """Return the problem with every state forbidden in which an operator has a config that isn't allowed."""
         nodes = list(self.problem.nodes)
         for i, (node, states) in enumerate(self.nodes):
             is_allowed = np.ones(states.n_states, bool)
             for op, op_configs, index in zip(node.operators, states.configs, states.index, strict=True):
-                is_allowed &= np.array([allows(op, config) for config in op_configs], bool)[index]
-            costs = (np.where(is_allowed, cost, INFEASIBLE) for cost in (nodes[i].mem_bytes, nodes[i].time_ns))
-            nodes[i] = Node(nodes[i].name, *costs)
+                is_allowed &= allows(op, op_configs)[index]
+            if not is_allowed.all():  # else equal layers keep the same arrays
+                costs = (np.where(is_allowed, cost, INFEASIBLE) for cost in (nodes[i].mem_bytes, nodes[i].time_ns))
+                nodes[i] = Node(nodes[i].name, *costs)
         return replace(self, problem=Problem(tuple(nodes), self.problem.edges))
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
+import numpy as np
 from helpers.searches import find_frontier
 from zoo.small import SMALL
 
 from tensoropt import zoo
-from tensoropt.ft import Budget
+from tensoropt.ft import Budget, Problem
 from tensoropt.profiling.hardware import named
 from tensoropt.rules.rule import Config
 from tensoropt.search.frontiers.model_frontier import ModelFrontier
+from tensoropt.search.problem.strategy_problem import StrategyProblem
 from tensoropt.search.task import BaselineTask
 from tensoropt.sharding.model import Model
 from tensoropt.tools.offline import record
@@ -41,3 +43,8 @@ def task_of(frontier: ModelFrontier) -> BaselineTask:
 
 def strategies_of(found: ModelFrontier) -> list[Mapping[str, Config]]:
     return [found.built.strategy(states).configs for states in found.found.strategies]
+
+
+def with_configs(built: StrategyProblem, configs: Mapping[str, Config]) -> Problem:
+    """The problem in which each operator has one config."""
+    return built.allowing(lambda op, options: np.array([option == configs[op.name] for option in options])).problem

@@ -18,7 +18,7 @@ from tensoropt.search.baselines.dimensions import batch_dimension, logical_dimen
 from tensoropt.search.baselines.mesh_tensorflow import MOST_ASSIGNMENTS, Naming
 from tensoropt.search.task import BaselineTask
 
-from .models import baseline_of, strategies_of
+from .models import baseline_of, strategies_of, with_configs
 
 
 def small_task(name="lenet5", cluster="v100-1x2", parallelism=2):
@@ -121,7 +121,7 @@ def test_mesh_tensorflow_is_the_frontier_of_all_assignments(name, cluster, paral
     mem, time_ns = [], []
     for assignment in range(len(naming.assigned)):
         configs = {op.name: naming.config(task, op.name, assignment) for op in task.operators}
-        found = search(answer.built.allowing(lambda op, config, c=configs: c[op.name] == config).problem)
+        found = search(with_configs(answer.built, configs))
         mem.append(found.mem_bytes)
         time_ns.append(found.time_ns)
     every = np.concatenate(mem), np.concatenate(time_ns)

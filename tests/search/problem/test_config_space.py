@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+from itertools import groupby, product
 
 import numpy as np
 import pytest
@@ -17,7 +17,8 @@ from tensoropt.ft import search
 from tensoropt.ir.graph import SOURCES, Graph
 from tensoropt.profiling.hardware import named
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.rules.registry import rule_of
+from tensoropt.rules.registry import rule_in_micro_batches, rule_of
+from tensoropt.rules.rule import NONE, Config, why_invalid
 from tensoropt.search.problem.builder import ProblemBuilder
 from tensoropt.search.problem.config_space import COMPACT, FULL, MOST_FACTORS, nodes_of, space_for, states_of, unit_orders
 from tensoropt.search.problem.fusion_groups import FusionGroup, fusion_groups, is_contraction
@@ -157,3 +158,16 @@ def test_the_space_goes_by_size_unless_it_is_told() -> None:
     assert told.built.space == COMPACT
     chosen = told.built.strategy(told.found.strategies[0]).configs
     assert set(chosen) == {op.name for op in model.graph.step_operators if op.updates is None}
+
+
+def test_what_equal_layers_may_have_at_the_full_batch_is_found_for_each_rule() -> None:
+    hardware, model = named("v100-1x4"), model_of("transformer").in_micro_batches(2, 4)
+    builder, valid = ProblemBuilder(costing_of(model, hardware, hardware.mesh()), hardware.mesh()), set[tuple[object, ...]]()
+    options = dict[tuple[str, ...], tuple[Config, ...]]()
+    for op in model.graph.full_batch.step_operators:
+        names = NONE, *rule_of(op).extents
+        configs = options.setdefault(names, tuple(Config(hardware.mesh(), of_axes) for of_axes in product(names, repeat=2)))
+        found, rule = builder._are_valid(op, configs), rule_in_micro_batches(op, 2, 4)
+        assert found.tolist() == [not why_invalid(rule, config) for config in configs]
+        valid.add((names, found.tobytes()))
+    assert len(builder._valid) < len(model.graph.step_operators) and len(valid) > len(options)
