@@ -26,8 +26,8 @@ from .bounded_cache import BoundedCache
 from .dijkstra import StepTimes, path_time_ns, rewinding, unwinding
 from .layout_graph import LayoutGraph, layout_graph
 
-_MOST_TIMES = 1 << 23
-"""The most distances (states times sources) that one search holds, so that temporary memory is bounded."""
+_MOST_TIMES = 1 << 20
+"""The most distances (states times sources) that one search holds: a few MB, which stay in a core's cache."""
 _KEPT_BYTES = 1 << 26
 """The most bytes of weights that are kept for the next search of the same tensor; those that were used last are."""
 # The distance of a state that isn't reached, by dtype: half of the type's range, so that adding a weight doesn't overflow.
