@@ -31,6 +31,7 @@ from ..report.pages.notebook import frontier_html
 from ..report.pages.page import report_name, write_report
 from ..report.pages.plan_page import points_report, report_of
 from ..report.plan_rows import PlanRows
+from ..report.tables import COSTS_HEADERS
 from ..reschedule.mesh import Mesh, mesh_of
 from .frontier_file import FORMAT, VERSION, SavedPoint, check_rows, ints, numbered, text_of
 from .picture import draw_points, new_axes, save_picture
@@ -40,6 +41,9 @@ from .stage_plan import levels_json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+JOINED = "stages"
+"""The name by which files tell that the points are the minimal ones of several searches."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -71,7 +75,7 @@ class Frontier(CostedPoints, Generic[PointT]):
     told: str
     bound: LowerBound | None
     objectives: Objectives = MEMORY_TIME
-    algorithm: str = "stages"
+    algorithm: str = JOINED
     eliminations: Mapping[str, int] = field(default_factory=dict)
     assumed: Mapping[str, Any] = field(default_factory=dict)
     seconds_by_phase: Mapping[str, float] = field(default_factory=dict)
@@ -93,7 +97,7 @@ class Frontier(CostedPoints, Generic[PointT]):
     def costs(self) -> StrategyCosts:
         """The costs of all points, in the memory by which they are in order: the peak, if of several searches."""
         times = ([getattr(point, key) for point in self.points] for key in ("time_us", "compute_time_us", "overlap_time_us"))
-        sums = self.peaks if self.gaps is not None else ints(point.sum_bytes for point in self.points)
+        sums = self.peaks if self.is_joined else ints(point.sum_bytes for point in self.points)
         return StrategyCosts(sums, *(np.rint(np.array(column, np.float64) * 1e3).astype(np.int64) for column in times))
 
     @cached_property
@@ -108,11 +112,15 @@ class Frontier(CostedPoints, Generic[PointT]):
         bounds = [round(point.bound_us * 1e3) for point in self.points_of if point.bound_us is not None]
         return np.array(bounds, np.int64) if bounds else self.found.least_time(self.found.mem_bytes)
 
+    @property
+    def is_joined(self) -> bool:
+        """Whether the points are the minimal ones of several searches, in order by peak."""
+        return self.algorithm == JOINED
+
     @cached_property
-    def gaps(self) -> np.ndarray | None:
-        """By what share plans in the same stages and order may be better in memory and time; None of a single search."""
-        gaps = [point.gap for point in self.points_of]
-        return None if gaps[0] is None else np.array(gaps, np.float64)
+    def gaps(self) -> np.ndarray:
+        """By what share plans in the same stages and order may be better in memory and time, float64[P]."""
+        return np.array([point.gap for point in self.points_of], np.float64)
 
     @cached_property
     def peaks(self) -> np.ndarray:
@@ -144,8 +152,8 @@ class Frontier(CostedPoints, Generic[PointT]):
 
     def row(self, point: int) -> dict[str, Any]:
         """Return the costs of a point as a file has them."""
-        gap = {} if self.gaps is None else {"gap": float(self.gaps[point])}
-        return {**asdict(self.points[point]), "peak_bytes": self.peak_bytes(point), **self.passes(point)._asdict(), **gap}
+        costs = {**asdict(self.points[point]), "peak_bytes": self.peak_bytes(point), **self.passes(point)._asdict()}
+        return {**costs, "gap": float(self.gaps[point])}
 
     @older_objects_kept()
     def plan(self, point: int, option: str = "point") -> Plan:
@@ -218,7 +226,7 @@ class Frontier(CostedPoints, Generic[PointT]):
             chosen: the number of a point to mark.
         """
         turning_point = self.turning_number
-        overlaps, gaps = bool(self.costs.overlap_ns.any()), self.gaps
+        overlaps = bool(self.costs.overlap_ns.any())
         is_cut = any(self.passes(number).stages > 1 for number in range(len(self)))
         rows = []
         numbers = thinned(len(self), {turning_point, *({chosen} if chosen is not None else ())})
@@ -229,12 +237,10 @@ class Frontier(CostedPoints, Generic[PointT]):
             times = [f"{value:,.1f}" for value in values]
             passes = self.passes(number)
             stages = [str(passes.stages), str(passes.micro_batches), f"{passes.idle_share:.0%}"] * is_cut
-            gap = [] if gaps is None else [f"{gaps[number]:.1%}"]
             memory = memory_text(point.sum_bytes), memory_text(self.peak_bytes(number))
-            rows.append([str(number + 1), *stages, *memory, *times, *gap, ", ".join(marks)])
-        overlap, stages = ["overlap (us)"] * overlaps, ["stages", "micro-batches", "waits"] * is_cut
-        times = ["time (us)", "compute (us)", "network (us)", *overlap, *([] if gaps is None else ["gap"])]
-        headers = ["point", *stages, "paper's sum", "memory per device", *times, ""]
+            rows.append([str(number + 1), *stages, *memory, *times, f"{self.gaps[number]:.1%}", ", ".join(marks)])
+        overlap, stages = ["overlap\n(us)"] * overlaps, ["stages", "micro-\nbatches", "waits"] * is_cut
+        headers = ["point", *stages, *COSTS_HEADERS, *overlap, "gap", ""]
         alignment = (*("right",) * (len(headers) - 1), "left")
         text: str = tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=alignment)
         return text if len(numbers) == len(self) else f"{text}\n{len(numbers)} of {len(self)} points"
@@ -366,7 +372,7 @@ class Frontier(CostedPoints, Generic[PointT]):
         with reading_value("frontier", file):
             frontier = read_frontier({key: entry for key, entry in value.items() if key != "checksum"})
             # All but the plans of parts is read, which raises whatever error damage leads to.
-            _ = frontier.found, frontier.peaks, [frontier.passes(point) for point in range(len(frontier))]
+            _ = frontier.found, frontier.peaks, frontier.gaps, [point.passes for point in frontier.points_of]
             check_rows(frontier.points_of[0].rows)
             return frontier
 

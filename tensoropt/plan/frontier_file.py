@@ -66,8 +66,8 @@ class SavedPoint(Point):
         return Passes(row["stages"], row["micro_batches"], row["idle_share"])
 
     @property
-    def gap(self) -> float | None:
-        return self.rows.points[self.number].get("gap")
+    def gap(self) -> float:
+        return float(self.rows.points[self.number]["gap"])
 
     @property
     def peak(self) -> Mapping[str, Any] | None:

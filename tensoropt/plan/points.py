@@ -68,8 +68,8 @@ class Point(Protocol):
     def passes(self) -> Passes: ...
 
     @property
-    def gap(self) -> float | None:
-        """By how much the point's time exceeds the least of its stages and order at most (.01: 1 %); None of one search."""
+    def gap(self) -> float:
+        """By what share plans of its stages and order may be better in both memory and time at most (.01: 1 %)."""
 
     @property
     def bound_us(self) -> float | None:

@@ -97,9 +97,10 @@ def _regathered(facts: dict[str, Any]) -> list[str]:
 def _rows_around(lines: Sequence[str]) -> str:
     """Return the rows around the plan in the table of its frontier."""
     at = next((number for number, line in enumerate(lines) if line.endswith("chosen")), None)
+    head = next((number + 1 for number, line in enumerate(lines) if line.startswith("--")), 0)
     if at is None:
         return "the plan is none of its frontier's" if lines else "the frontier isn't at hand"
-    return "\n".join(["the next smaller and the next faster plan", *lines[:2], *lines[max(2, at - 1) : at + 2]])
+    return "\n".join(["the next smaller and the next faster plan", *lines[:head], *lines[max(head, at - 1) : at + 2]])
 
 
 def _neighbours(facts: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from ..common.errors import InputError
 from ..common.files import CURVE, FRONTIER, PLAN, check_signed, read_json_of, reading_value
 from ..common.memory_units import memory_text
 from .frontier_rows import COSTS, FrontierRows
-from .tables import memory_or_blank, table
+from .tables import COSTS_HEADERS, memory_or_blank, table
 
 _KINDS = {"plan": PLAN, "frontier": FRONTIER, "curve": CURVE}
 File = str | os.PathLike[str]
@@ -50,7 +50,7 @@ def read_curve(file: File) -> dict[str, Any]:
     return read_as(file, curve=dict)
 
 
-FORMAT, VERSION = "tensoropt/plans", 3
+FORMAT, VERSION = "tensoropt/plans", 4
 IN_STAGES = ("stages", "micro_batches")
 
 
@@ -80,7 +80,7 @@ def selected(frontier: FrontierRows, limit_bytes: int | None, most: int) -> dict
         "plans": [
             {
                 "point": number,
-                **{key: point[key] for key in (*COSTS, *IN_STAGES, "idle_share")},
+                **{key: point[key] for key in (*COSTS, *IN_STAGES, "idle_share", "gap")},
                 "slower": point["time_us"] / least_us - 1 if least_us else 0.0,
                 "is_turning_point": number == frontier.turning_point,
             }
@@ -107,13 +107,13 @@ def selected_text(facts: dict[str, Any]) -> str:
             memory_or_blank(row["peak_bytes"]),
             *(f"{row[key]:,.1f}" for key in ("time_us", "compute_time_us", "network_time_us")),
             f"{row['slower']:+.1%}",
+            f"{row['gap']:.1%}",
             *(str(row[key]) for key in IN_STAGES),
             "turning point" if row["is_turning_point"] else "",
         ]
         for row in facts["plans"]
     ]
-    times = ("time (us)", "compute (us)", "network (us)", "slower")
-    headers = ("point", "paper's sum", "memory per device", *times, "stages", "micro-batches", "")
+    headers = ("point", *COSTS_HEADERS, "slower", "gap", "stages", "micro-\nbatches", "")
     limit = facts["memory_limit_bytes"]
     within = "" if limit is None else f" within {memory_text(limit)} per device"
     return f"{table(rows, headers, 0)}\n{len(rows)} of {facts['fitting']} points{within}; {facts['summary']}"

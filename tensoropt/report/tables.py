@@ -11,6 +11,9 @@ from ..common.memory_units import memory_text
 from ..common.words import listed
 from .plan_rows import Row
 
+COSTS_HEADERS = ("paper's\nsum", "memory\nper device", "time\n(us)", "compute\n(us)", "network\n(us)")
+"""Of a point's costs, in two lines, so that a table of points fits a terminal."""
+
 
 def table(rows: Sequence[Sequence[Any]], headers: Sequence[str], n_left: int = 1) -> str:
     """Return a table whose first ``n_left`` columns are aligned to the left, and the others to the right."""

@@ -32,7 +32,7 @@ from ..frontier_rows import COSTS, FrontierRows
 from ..plan_rows import PlanRows, Row, StageRows
 from ..sentences import config_words, point_sentences
 
-FORMAT, VERSION = "tensoropt/report", 5
+FORMAT, VERSION = "tensoropt/report", 6
 _Amounts = tuple[Hashable, Row, Sequence[float]]  # what is added up by key: a part, and its amounts by choice
 
 
@@ -152,6 +152,7 @@ def _points(frontier: FrontierRows) -> dict[str, list[Any]]:
         "peak_bytes": [point.get("peak_bytes") for point in points],
         **{key: [point.get(key, 0.0) for point in points] for key in TIMES},
         "exact": [point["exact"] for point in points],
+        "gap": [point.get("gap") for point in points],
     }
 
 

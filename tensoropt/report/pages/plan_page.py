@@ -17,7 +17,7 @@ MOST_PLANS = 20
 """The most points whose plans are in a page."""
 COMPARED = ("step_us", "compute_us", "network_us", "memory_bytes")
 """The costs that a check has measured and predicted."""
-OF_A_POINT = ("time_us", "sum_bytes", "peak_bytes", "stages", "micro_batches", "idle_share")
+OF_A_POINT = ("time_us", "sum_bytes", "peak_bytes", "stages", "micro_batches", "idle_share", "gap")
 
 
 def plan_report(
@@ -77,7 +77,7 @@ def points_report(
     """Return the data of a report of points that have whole plans.
 
     Args:
-        points: the costs of each point, its numbers of stages and of micro-batches, and its idle share.
+        points: the costs of each point, its numbers of stages and of micro-batches, its idle share and its gap.
         plan_of: returns a point's plan, given the point's number.
         chosen: the number of the point that is shown first.
         details: for each stage of the chosen point what is known beside its plan.

@@ -41,9 +41,9 @@ class PlanPoint:
         searched: the cut of which it is, with the stages' frontiers.
         numbers: for each stage, the number of its point in its frontier.
         stage_bytes: the peak of each stage's devices, to which memory limits apply.
-        bound_us: the time that no step beats in the same stages, micro-batches and order, in no more memory of any stage.
-        gap: how far the point may be from the best of these, see :meth:`.SearchedStages.gaps`. Of a single search both are
-            None, and the frontier has what is proven.
+        gap: how far the point may be from the best in its stages, micro-batches and order, see :meth:`.SearchedStages.gaps`.
+        bound_us: the time that no step of these beats in no more memory of any stage; None of a single search, whose
+            frontier has what is proven.
     """
 
     searched: SearchedStages
@@ -51,8 +51,8 @@ class PlanPoint:
     numbers: tuple[int, ...]
     stage_bytes: tuple[int, ...]
     time_us: float
+    gap: float
     bound_us: float | None = None
-    gap: float | None = None
 
     @property
     def n_stages(self) -> int:
@@ -165,7 +165,7 @@ def minimal_points(cuts: Sequence[SearchedStages]) -> list[PlanPoint]:
         costs = selected.points.T, selected.stage_bytes.T, selected.time_us, bounds_us, gaps
         for index, (stage_points, stage_bytes, us, bound_us, gap) in zip(indices, zip(*costs, strict=True), strict=True):
             values = tuple(stage_points.tolist()), tuple(stage_bytes.tolist())
-            points[index] = PlanPoint(cut, combined.order, *values, float(us), float(bound_us), float(gap))
+            points[index] = PlanPoint(cut, combined.order, *values, float(us), float(gap), float(bound_us))
     return [points[index] for index in minimal]
 
 
@@ -202,7 +202,7 @@ def frontier_of(
 
 def _summary(points: Sequence[PlanPoint], mesh: Mesh, cuts: Sequence[SearchedStages], bound_us: float) -> str:
     """Return in words which points there are, what was searched, and what is proven."""
-    counts, gaps = [point.n_stages for point in points], [point.gap for point in points if point.gap is not None]
+    counts, gaps = [point.n_stages for point in points], [point.gap for point in points]
     count_texts = [f"{counts.count(n)} {'without stages' if n == 1 else f'in {n} stages'}" for n in sorted(set(counts))]
     slices_by_count: dict[int, list[int]] = {}
     for cut in cuts:
@@ -230,9 +230,13 @@ def frontier_of_whole(frontier: ModelFrontier, assumed: Mapping[str, Any] = Mapp
     """Return all points that a search found for a model that isn't cut, with what is proven of them by that search."""
     result = SearchedWhole.of(frontier)
     (combined,) = result.combinations
-    costs = enumerate(zip(combined.stage_bytes[0].tolist(), combined.time_us.tolist(), strict=True))
+    gaps = result.gaps(combined.points, combined.order, frontier.found.time_ns / 1e3)
+    costs = zip(combined.stage_bytes[0].tolist(), combined.time_us.tolist(), gaps.tolist(), strict=True)
     return Frontier(
-        points_of=tuple(PlanPoint(result, combined.order, (number,), (peak,), time_us) for number, (peak, time_us) in costs),
+        points_of=tuple(
+            PlanPoint(result, combined.order, (number,), (peak,), time_us, gap)
+            for number, (peak, time_us, gap) in enumerate(costs)
+        ),
         mesh=frontier.mesh,
         hardware_name=frontier.hardware.name,
         told=frontier.told,

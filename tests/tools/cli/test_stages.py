@@ -31,7 +31,7 @@ def test_one_frontier_is_printed_and_written(tmp_path: Path, capsys: pytest.Capt
     asked = ("--stages", "1,2", "--json", str(file), "--plan", str(plan_file), "--plot", str(picture))
     assert main([*SEARCH, *asked]) == 0
     told, found = capsys.readouterr().out, json.loads(file.read_text())
-    for text in ("micro-batches", "memory per device", "chosen", "searched no stages, 2 stages in ", "gap at most "):
+    for text in ("micro-    waits ", " per device ", "chosen", "searched no stages, 2 stages in ", "gap at most "):
         assert text in told
     points = found["points"]
     for one, other in itertools.pairwise(points):

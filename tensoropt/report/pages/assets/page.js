@@ -62,6 +62,7 @@ function drawCards() {
     ["time per step", timeText(points.time_us[at])], ["compute", timeText(points.compute_time_us[at])], ["network", timeText(points.network_time_us[at])],
   ];
   if (points.overlap_time_us[at]) cards.push(["overlap", timeText(points.overlap_time_us[at])]);
+  if (points.gap[at] !== null) cards.push(["gap", percentText(points.gap[at])]);
   byId("cards").replaceChildren(...cards.map(([name, text]) => {
     const card = element("div");
     card.append(element("dt", name), element("dd", text, {id: "card-" + name.replaceAll("'", "").replaceAll(" ", "-")}));

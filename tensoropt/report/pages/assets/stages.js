@@ -19,7 +19,7 @@ function drawPoints(root, shown) {
   document.getElementById("points-note").textContent = withPlans.length < root.frontier.length
     ? `The plans of ${withPlans.length} points are in this page; the frontier's file has all of them.` : "";
   const head = element("thead"), line = element("tr"), body = element("tbody");
-  for (const [title, isNumber] of [["point", 0], ["stages", 1], ["micro-batches", 1], ["peak per device", 1], ["time per step", 1], ["waits", 1]]) {
+  for (const [title, isNumber] of [["point", 0], ["stages", 1], ["micro-batches", 1], ["peak per device", 1], ["time per step", 1], ["waits", 1], ["gap", 1]]) {
     line.append(element("th", title, {scope: "col", className: isNumber ? "number" : ""}));
   }
   head.append(line);
@@ -29,7 +29,7 @@ function drawPoints(root, shown) {
     if (number === shown) link.setAttribute("aria-current", "true");
     name.append(link);
     row.append(name, ...[point.stages > 1 ? point.stages : "none", point.micro_batches, memoryText(point.peak_bytes), timeText(point.time_us),
-      point.stages > 1 ? percentText(point.idle_share) : ""].map((text) => element("td", String(text), {className: "number"})));
+      point.stages > 1 ? percentText(point.idle_share) : "", percentText(point.gap)].map((text) => element("td", String(text), {className: "number"})));
     body.append(row);
   }
   document.getElementById("points-table").replaceChildren(head, body);

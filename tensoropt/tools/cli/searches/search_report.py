@@ -155,16 +155,12 @@ def _frontier_json(setup: SearchSetup, plan: Plan) -> dict[str, Any]:
     """
     frontier = _frontier_of(plan)
     result, phases = frontier.found, _seconds_by_phase(setup, frontier)
-    lower, gaps = frontier.bounds_ns, frontier.gaps
+    lower = frontier.bounds_ns
     least_ns = result.time_ns.min() if result.bound is None else result.bound.time_ns.min()
     of_bound = "bound_time_us" if frontier.objectives[1] == "time" else "bound_network_time_us"
     points = [{**frontier.row(number), of_bound: bound_ns / 1e3} for number, bound_ns in enumerate(lower.tolist())]
     whole = next(iter(frontier.without_stages), None)
-    if gaps is None and whole is not None:
-        gaps, (searched,) = whole.certified.gaps, frontier.searched
-        (combined,) = searched.combinations
-        of_points = searched.gaps(combined.points, combined.order, result.time_ns / 1e3)
-        points = [{**point, "gap": gap} for point, gap in zip(points, of_points.tolist(), strict=True)]
+    gaps = frontier.gaps if whole is None or frontier.is_joined else whole.certified.gaps
     return {
         "cluster": setup.hardware.name,
         "devices": frontier.mesh.n_devices,
@@ -174,7 +170,7 @@ def _frontier_json(setup: SearchSetup, plan: Plan) -> dict[str, Any]:
         "seconds": sum(phases.values()) - phases["record"],
         "seconds_by_phase": phases,
         "exact": result.exact,
-        "gap": None if gaps is None else {"median": float(np.median(gaps)), "worst": float(gaps.max())},
+        "gap": {"median": float(np.median(gaps)), "worst": float(gaps.max())},
         "bound": {of_bound: int(least_ns) / 1e3},
         "eliminations": dict(result.eliminations),
         "left_out": list(frontier.left_out),
