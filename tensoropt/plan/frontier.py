@@ -29,8 +29,7 @@ from ..ft.lower_bound import LowerBound
 from ..report.frontier_rows import FrontierRows
 from ..report.pages.notebook import frontier_html
 from ..report.pages.page import report_name, write_report
-from ..report.pages.plan_page import points_report, report_of
-from ..report.plan_rows import PlanRows
+from ..report.pages.plan_page import report_of
 from ..report.tables import COSTS_HEADERS
 from ..reschedule.mesh import Mesh, mesh_of
 from .frontier_file import FORMAT, VERSION, SavedPoint, check_rows, ints, numbered, text_of
@@ -64,8 +63,9 @@ class Frontier(CostedPoints, Generic[PointT]):
         note: a sentence on how the points were found; may be empty.
         searched: the cuts that were searched, the model that isn't cut among them; none where the frontier was loaded.
         is_interrupted: whether Ctrl-C ended the search.
-        shared_parts, details_of: of one search, return the parts that its plans share as a file has them, and what a report
-            shows beside the plans, see :mod:`..search.candidates.plan_points`; None where each plan is stored.
+        shared_parts: of one search, returns the parts that its plans share, as a file has them; None of several.
+        details_of: returns what a report of a frontier that was found shows beside the plans, see
+            :func:`..search.candidates.plan_points.details_of`.
         value: its JSON value, without the checksum, where it was read; None where it was found.
     """
 
@@ -276,14 +276,8 @@ class Frontier(CostedPoints, Generic[PointT]):
         """
         if self.details_of is not None:
             return self.with_details(model, chosen).report_value(title, chosen, model)
-        if self.value is not None:
-            rows = FrontierRows(json.loads(json.dumps(self.value)))  # tuples are lists there, and keys are text
-            return report_of(rows, title, chosen)
-        chosen = self.fastest_within(None) if chosen is None else self.check_point(chosen)
-        return points_report(
-            [self.row(number) for number in range(len(self))], lambda number: PlanRows(self.plan(number).to_json()),
-            self.summary(), title, chosen, self.points_of[chosen].details,
-        )  # fmt: skip
+        rows = FrontierRows(json.loads(json.dumps(self.to_json())))  # tuples are lists there, and keys are text
+        return report_of(rows, title, chosen if chosen is None else self.check_point(chosen))
 
     def report(self, file: str | os.PathLike[str], chosen: int | None = None, model: str = "") -> None:
         """Write an HTML file on all points and their plans, which opens in a browser without a network; needs Plotly.
@@ -343,7 +337,7 @@ class Frontier(CostedPoints, Generic[PointT]):
         """
         if self.details_of is None:
             return self
-        return read_frontier(self.to_json(options.get("progress"), self.details_of(model, chosen, **options)))
+        return read_frontier(self.to_json(options.get("progress"), self.details_of(self, model, chosen, **options)))
 
     def save(self, file: str | os.PathLike[str], progress: Progress | None = None, chosen: int | None = None) -> None:
         """Write all points with their plans to a file, which ``tensoropt.load_frontier`` reads.

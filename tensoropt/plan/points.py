@@ -85,11 +85,6 @@ class Point(Protocol):
     def peak(self) -> Mapping[str, Any] | None:
         """The instant of the peak as a JSON value, see ``Peak.to_json``; None if it isn't known."""
 
-    @property
-    def details(self) -> Sequence[Mapping[str, Any] | None] | None:
-        """The steps, decisions and lines of each stage, which a report shows beside the plan; None if they aren't known."""
-        return None
-
     def plan(self, option: str, assumed: Mapping[str, Any]) -> Plan:
         """Return the plan, which records an option and assumptions, on no frontier yet."""
 

@@ -104,9 +104,10 @@ class FrontierRows:
         return (smaller, faster), None if fitting is None else (fitting, self.points[fitting])
 
     def peak(self, point: int) -> Row | None:
-        """Return the instant of a point's peak, see ``Peak.to_json``; None if its step isn't stored."""
+        """Return the instant of a point's peak, see ``Peak.to_json``; None if its step isn't stored, or has stages."""
         details = self.value.get("details", {})
-        stored: Row | None = details.get("views", {}).get(str(point), {}).get("memory")
+        views = details.get("views", {}).get(str(point), ())
+        stored: Row | None = views[0].get("memory") if len(views) == 1 else None
         return stored or details.get("peaks", {}).get(str(point))
 
     @cached_property

@@ -201,7 +201,7 @@ def hostile(frontier: FrontierRows) -> FrontierRows:
             row["tensor"] = HOSTILE + row["tensor"]
     value["details"]["sources"] = dict.fromkeys(renamed.values(), HOSTILE + ":1")
     value["details"]["model"] = HOSTILE
-    for view in value["details"]["views"].values():
+    for (view,) in value["details"]["views"].values():
         view["timeline"]["operators"] = [HOSTILE + name for name in view["timeline"]["operators"]]
         view["memory"]["runs"] = [HOSTILE + runs for runs in view["memory"]["runs"]]
         for each in view["decisions"]:

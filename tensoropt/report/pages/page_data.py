@@ -57,8 +57,7 @@ def report_data(
     plan = frontier.plan(0)
     rows = plan.stages[0]
     mesh = rows.mesh
-    baselines = details.get("baselines", [])
-    other = next((PlanRows(baseline["plan"]) for baseline in baselines if "plan" in baseline), None)
+    other = next((PlanRows(baseline["plan"]) for baseline in details.get("baselines", []) if "plan" in baseline), None)
     words = {number: [ways_text(rows, row) for row in part["pool"]] for number, part in enumerate(value["reshardings"])}
     return {
         "format": FORMAT,
@@ -84,7 +83,7 @@ def report_data(
         "points": _points(frontier),
         "bound": value["bound"],
         "peak_bound": _peak_bound(frontier, details),
-        "baselines": [{"name": baseline["name"], "points": baseline["points"]} for baseline in baselines],
+        "baselines": baselines_of(details),
         "columns": list(value["columns"]),
         "operators": _operators(frontier, details),
         "reshardings": _reshardings(frontier, rows, words),
@@ -92,13 +91,18 @@ def report_data(
         "memory_parts": _memory_parts(frontier),
         "views": {
             point: {**view, "sentences": point_sentences(frontier, int(point), view, other)}
-            for point, view in details.get("views", {}).items()
+            for point, (view,) in details.get("views", {}).items()
         },
         "peaks": details.get("peaks", {}),
         "measured": measured,
         "curve": None if curve is None else curve["curve"],
         "unbeaten": [] if curve is None else unbeaten(curve["curve"]),
     }
+
+
+def baselines_of(details: Row) -> list[dict[str, Any]]:
+    """Return the names and the points of the baselines that a frontier's details have."""
+    return [{key: baseline[key] for key in ("name", "points")} for baseline in details.get("baselines", [])]
 
 
 def frontier_of_stage(plan: PlanRows, number: int = 0, details: Row | None = None) -> FrontierRows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ...common.errors import InputError
@@ -11,7 +11,7 @@ from ...common.memory_units import memory_text
 from ..explanation import OF_A_STAGE
 from ..frontier_rows import FrontierRows
 from ..plan_rows import PlanRows, Row, checked_timeline
-from .page_data import FORMAT, VERSION, frontier_of_stage, report_data
+from .page_data import FORMAT, VERSION, baselines_of, frontier_of_stage, report_data
 
 MOST_PLANS = 20
 """The most points whose plans are in a page."""
@@ -23,7 +23,8 @@ OF_A_POINT = ("time_us", "sum_bytes", "peak_bytes", "stages", "micro_batches", "
 def plan_report(
     plan: PlanRows,
     title: str,
-    details: Sequence[Row | None] | None = None,
+    details: Row | None = None,
+    point: int = 0,
     measured: Row | None = None,
     curve: Row | None = None,
 ) -> dict[str, Any]:
@@ -32,14 +33,17 @@ def plan_report(
 
     Args:
         title: the name of what is reported, for the page's title.
-        details: for each stage what is known beside its plan; see :func:`.page_data.frontier_of_stage`.
+        details: what its frontier's file has beside the plans.
+        point: the number of its point there.
         measured, curve: see :func:`.page_data.report_data`.
     """
-    value, stage_details = plan.value, details or [None] * len(plan.stages)
+    value, details = plan.value, details or {}
+    of_operators = {key: details.get(key, {}) for key in ("sources", "shapes")}
+    views = [[view] for view in details.get("views", {}).get(str(point), ())]
     measured = measured and {**measured, "point": 0}  # each stage's report has one point
     reports = [
         report_data(
-            frontier_of_stage(plan, number, stage_details[number]),
+            frontier_of_stage(plan, number, {**of_operators, "views": dict(zip(["0"], views[number:], strict=False))}),
             title,
             measured=measured,
             curve=curve,
@@ -64,53 +68,36 @@ def plan_report(
     }
 
 
-def points_report(
-    points: Sequence[Row],
-    plan_of: Callable[[int], PlanRows],
-    summary: str,
-    title: str,
-    chosen: int,
-    details: Sequence[Row | None] | None = None,
-    measured: Row | None = None,
-    curve: Row | None = None,
-) -> dict[str, Any]:
-    """Return the data of a report of points that have whole plans.
-
-    Args:
-        points: the costs of each point, its numbers of stages and of micro-batches, its idle share and its gap.
-        plan_of: returns a point's plan, given the point's number.
-        chosen: the number of the point that is shown first.
-        details: for each stage of the chosen point what is known beside its plan.
-        measured, curve: see :func:`.page_data.report_data`.
-    """
-    numbers = {chosen, *(round(i * (len(points) - 1) / (MOST_PLANS - 2)) for i in range(MOST_PLANS - 1))}
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "title": title,
-        "summary": summary,
-        "chosen": chosen,
-        "frontier": [{key: point[key] for key in OF_A_POINT} for point in points],
-        "plans": {
-            str(number): plan_report(
-                plan_of(number), title, details if number == chosen else None, measured if number == chosen else None, curve
-            )
-            for number in sorted(numbers)
-        },
-    }
-
-
 def report_of(
     rows: FrontierRows, title: str, chosen: int | None = None, measured: Row | None = None, curve: Row | None = None
 ) -> dict[str, Any]:
-    """Return the data of a report of a frontier or a plan as its file has it; see :func:`.page_data.report_data`."""
+    """Return the data of a report of a frontier or a plan as its file has it; see :func:`.page_data.report_data`.
+
+    Of points that have whole plans, each of some has the report of its own.
+    """
     if rows.only_plan is not None:
         return plan_report(rows.only_plan, title, measured=measured, curve=curve)
     if "rows" not in rows.value:
         return report_data(rows, title, chosen, measured, curve)
     if chosen is None:
         chosen = rows.chosen if measured is None else measured["point"]
-    return points_report(rows.points, rows.plan, rows.value["summary"], title, chosen, None, measured, curve)
+    details = rows.value.get("details", {})
+    numbers = {chosen, *(round(i * (len(rows) - 1) / (MOST_PLANS - 2)) for i in range(MOST_PLANS - 1))}
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "title": title,
+        "summary": rows.value["summary"],
+        "chosen": chosen,
+        "frontier": [{key: point[key] for key in OF_A_POINT} for point in rows.points],
+        "baselines": baselines_of(details),
+        "plans": {
+            str(number): plan_report(
+                rows.plan(number), title, details, number, measured if number == chosen else None, curve
+            )
+            for number in sorted(numbers)
+        },
+    }
 
 
 def measured_at(points: Sequence[Row], check: Row, file: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from ...program.orders.schedule import StepOrder, of_submeshes
 from ...reschedule.mesh import Mesh
 from ..frontiers.compress import shared_parts
 from ..frontiers.decisions import of_operators, view_of
-from ..frontiers.find_frontier import find_baseline
+from ..frontiers.find_frontier import baselines_at_once, find_baseline
 from ..frontiers.model_frontier import ModelFrontier
 from ..request import Request
 from ..stages.points import SearchedStages, SearchedWhole
@@ -84,13 +84,6 @@ class PlanPoint:
     def peak(self) -> Mapping[str, Any] | None:
         """The instant of the peak as a JSON value; None of several stages, whose instants differ."""
         return next((frontier.peak(self.numbers[0]).to_json() for frontier in self.searched.without_stages), None)
-
-    @property
-    def details(self) -> Sequence[Mapping[str, Any]]:
-        return [
-            {"views": {"0": view_of(frontier, point)}, **of_operators(frontier.model.graph.full_batch)}
-            for frontier, point in self.parts
-        ]
 
     @property
     def idle_shares(self) -> list[float]:
@@ -197,6 +190,7 @@ def frontier_of(
         seconds_by_phase={"peaks": time.perf_counter() - start_s},
         left_out=tuple(left_out),
         searched=tuple(cuts),
+        details_of=details_of,
     )
 
 
@@ -219,8 +213,8 @@ def _summary(points: Sequence[PlanPoint], mesh: Mesh, cuts: Sequence[SearchedSta
     )
 
 
-MOST_POINTS = 20
-"""The most points whose steps are stored."""
+MOST_STEPS = 20
+"""The most steps that are stored; each stage of a point's plan has one."""
 STORED_BASELINES = ("data-parallel", "optcnn", "tofu", "mesh-tensorflow")
 COMPARED = "data-parallel"
 """The baseline whose plan is stored too, for what differs from it."""
@@ -250,7 +244,7 @@ def frontier_of_whole(frontier: ModelFrontier, assumed: Mapping[str, Any] = Mapp
         searched=(result,),
         is_interrupted=frontier.is_interrupted,
         shared_parts=partial(shared_parts, frontier),
-        details_of=partial(details_of, frontier),
+        details_of=details_of,
     )
 
 
@@ -262,7 +256,7 @@ def plan_beside(frontier: Frontier[Any], part: tuple[ModelFrontier, int], option
 
 
 def details_of(
-    frontier: ModelFrontier,
+    frontier: Frontier[PlanPoint],
     model: str = "",
     chosen: int | None = None,
     baselines: tuple[str, ...] = STORED_BASELINES,
@@ -271,25 +265,31 @@ def details_of(
 ) -> dict[str, Any]:
     """Return the details of a frontier as a JSON value.
 
+    Baselines take a step at once, on all devices.
+
     Args:
         chosen: the number of the point that was chosen.
         progress: called with (phase, done, total) now and then; the phases are ``steps`` and ``baselines``.
         known: baselines that were found already, by name.
     """
-    graph = frontier.model.graph.full_batch
+    whole = frontier.searched[0].stages.whole
+    part, graph = next(iter(frontier.without_stages), frontier.searched[0].frontiers[0]), whole.graph.full_batch
+    at_once = part.model.graph is whole.graph
+    find = partial(find_baseline, part) if at_once else baselines_at_once(part, replace(whole, graph=graph), frontier.mesh)
     required = {frontier.turning_number, *(() if chosen is None else (chosen,))}
-    points = thinned(len(frontier), required, MOST_POINTS, MOST_POINTS - len(required))
+    most = max(MOST_STEPS // max(point.n_stages for point in frontier.points_of), len(required) + 2)
+    points = thinned(len(frontier), required, most, most - len(required))
     views = {}
     for i, point in enumerate(points):
         if progress is not None:
             progress("steps", i, len(points))
-        views[str(point)] = view_of(frontier, point)
+        views[str(point)] = [view_of(*of_stage) for of_stage in frontier.parts(point)]
     entries = []
-    for i, name in enumerate(baselines if graph is frontier.model.graph else ()):
+    for i, name in enumerate(baselines):
         if progress is not None:
             progress("baselines", i, len(baselines))
         with contextlib.suppress(InfeasibleError):  # a baseline may have no strategy
-            entries.append(_baseline(name, (known or {}).get(name) or find_baseline(frontier, name)))
+            entries.append(_baseline(name, (known or {}).get(name) or find(name)))
     return {
         "model": model,
         "chosen": chosen,

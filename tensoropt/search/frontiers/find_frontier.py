@@ -21,6 +21,7 @@ from ...costs.objectives import MEMORY_TIME
 from ...costs.operator_costs import costing_of
 from ...ft import ALGORITHMS, BY_DEFAULT, Frontier, InfeasibleError, at_true_times
 from ...profiling.hardware import Hardware
+from ...reschedule.mesh import Mesh
 from ...rules.rule import Config
 from ...sharding.model import Model
 from ..algorithms import BY_SIMULATION, MONTE_CARLO_SECONDS, OTHERS
@@ -35,6 +36,7 @@ from .model_frontier import ModelFrontier
 
 LOOK = "look"
 """The algorithm's name of strategies that were looked at before a search."""
+UNLIMITED = MONTE_CARLO_SECONDS, None
 NO_REMAT = "without rematerialization, as the fastest plan fits without it"
 NOTHING_OFFERED = "nothing can be rematerialized that would save memory"
 INTERRUPTED = "without rematerialization, as Ctrl-C ended the search"
@@ -167,11 +169,9 @@ def find_other(request: Request, model: Model, task: BaselineTask) -> ModelFront
         InputError: the algorithm can't follow the request's other arguments.
     """
     _check_arguments(request)
-    if request.algorithm in BY_SIMULATION:
-        seconds = MONTE_CARLO_SECONDS if request.budget is None else request.budget.seconds
-        limits = seconds, request.limit_bytes
-        return _find_by_simulation(model, request.hardware, task, request.algorithm, limits)
-    return _find_baseline(model, request.hardware, task, request.algorithm).of_least_peaks(task.progress)
+    seconds = MONTE_CARLO_SECONDS if request.budget is None else request.budget.seconds
+    found = _choose(model, request.hardware, task, request.algorithm, (seconds, request.limit_bytes))
+    return found if request.algorithm in BY_SIMULATION else found.of_least_peaks(task.progress)
 
 
 def _check_arguments(request: Request) -> None:
@@ -197,12 +197,20 @@ def find_baseline(frontier: ModelFrontier, algorithm: str, progress: Progress | 
         algorithm: one of ``OTHERS``, or ``UNSPLIT``.
         progress: called with (phase, done, total) now and then; the phases are ``costs`` and ``search``.
     """
-    task = BaselineTask(frontier.costing, frontier.mesh, frontier.built.space, None, progress)
-    if algorithm in BY_SIMULATION:
-        return _find_by_simulation(frontier.model, frontier.hardware, task, algorithm, (MONTE_CARLO_SECONDS, None))
     # Baselines neither regather nor rematerialize, so a problem with these choices is not theirs.
     problem = None if frontier.built.choices or frontier.built.transient is not None else frontier.built
-    return _find_baseline(frontier.model, frontier.hardware, replace(task, built=problem), algorithm)
+    task = BaselineTask(frontier.costing, frontier.mesh, frontier.built.space, problem, progress)
+    return _choose(frontier.model, frontier.hardware, task, algorithm)
+
+
+def baselines_at_once(part: ModelFrontier, whole: Model, mesh: Mesh) -> Callable[[str], ModelFrontier]:
+    """Return what finds the points that an algorithm chooses for a whole model that takes a step at once, by its name.
+
+    Args:
+        part: a frontier of the model's micro-batches, or of a stage, under the same costs.
+    """
+    costing = replace(costing_of(whole, part.hardware, mesh), compute=part.costing.compute)
+    return partial(_choose, whole, part.hardware, BaselineTask(costing, mesh, space_for(whole.graph, mesh)))
 
 
 def data_parallel_configs(frontier: ModelFrontier) -> dict[str, Config]:
@@ -212,8 +220,16 @@ def data_parallel_configs(frontier: ModelFrontier) -> dict[str, Config]:
     return configs
 
 
-def _find_baseline(model: Model, hardware: Hardware, task: BaselineTask, algorithm: str) -> ModelFrontier:
-    """Return the points that a baseline finds for a task, at the times at which they run."""
+def _choose(
+    model: Model, hardware: Hardware, task: BaselineTask, algorithm: str, limits: tuple[float, int | None] = UNLIMITED
+) -> ModelFrontier:
+    """Return the points that an algorithm chooses for a task, at the times at which they run.
+
+    Args:
+        limits: of a search by simulated times, see :func:`_find_by_simulation`.
+    """
+    if algorithm in BY_SIMULATION:
+        return _find_by_simulation(model, hardware, replace(task, built=None), algorithm, limits)
     return _timed(model, hardware, task, lambda: _loaded("baselines").search_baseline(task, algorithm))
 
 

@@ -65,6 +65,21 @@ function memoryScale(bytes) {
   return bytes >= 1e9 ? [1e9, "GB"] : bytes >= 1e6 ? [1e6, "MB"] : bytes >= 1e3 ? [1e3, "kB"] : [1, "B"];
 }
 
+function baselineTraces(baselines, held, bytes, scale) {
+  return baselines.map((baseline) => {
+    const mark = BASELINE_MARKS[baseline.name] || ["hexagon", "#7a8899"];
+    return {
+      x: baseline.points.map((point) => held(point) / bytes),
+      y: baseline.points.map((point) => point.time_us / scale),
+      text: baseline.points.map((p) => `${plain(baseline.name)}<br>${memoryText(p.sum_bytes)} per device` +
+        (p.peak_bytes === undefined ? "" : `, peak ${memoryText(p.peak_bytes)}`) + `<br>${timeText(p.time_us)} per step`),
+      mode: "markers", name: plain(baseline.name), hoverinfo: "text",
+      title: baseline.name,
+      marker: {size: 10, symbol: mark[0], color: mark[1], line: {width: 1, color: ink("card")}},
+    };
+  });
+}
+
 function drawFrontier(data, state) {
   const points = data.points;
   const [scale, unit] = timeScale(Math.max(...points.time_us));
@@ -112,18 +127,7 @@ function drawFrontier(data, state) {
   traces.push(one(data.turning_point, "turning point", {size: 13, symbol: "circle-open", color: ink("ink"), line: {width: 2}}));
   const held = (point) => (byPeak ? point.peak_bytes : point.sum_bytes);
   const baselines = data.baselines.map((each) => ({name: each.name, points: each.points.filter((point) => held(point) !== undefined)}));
-  for (const baseline of baselines) {
-    const mark = BASELINE_MARKS[baseline.name] || ["hexagon", "#7a8899"];
-    traces.push({
-      x: baseline.points.map((point) => held(point) / bytes),
-      y: baseline.points.map((point) => point.time_us / scale),
-      text: baseline.points.map((p) => `${plain(baseline.name)}<br>${memoryText(p.sum_bytes)} per device` +
-        (p.peak_bytes === undefined ? "" : `, peak ${memoryText(p.peak_bytes)}`) + `<br>${timeText(p.time_us)} per step`),
-      mode: "markers", name: plain(baseline.name), hoverinfo: "text",
-      title: baseline.name,
-      marker: {size: 10, symbol: mark[0], color: mark[1], line: {width: 1, color: ink("card")}},
-    });
-  }
+  traces.push(...baselineTraces(baselines, held, bytes, scale));
   traces.push(one(data.chosen, "chosen", {size: 14, symbol: "star", color: "#d9822b", line: {width: 1, color: ink("card")}}));
   traces.push(one(state.point, "selected", {size: 17, symbol: "circle-open", color: ink("mark"), line: {width: 3}}));
   const shapes = state.limit === null ? [] : [{

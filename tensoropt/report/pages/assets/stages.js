@@ -51,6 +51,7 @@ function drawPointsChart(root, shown) {
     const numbers = points.map((_, i) => i).filter((i) => points[i].stages === count);
     traces.push(of(numbers, nameOfStages(count), {size: 8, color: USE_COLOURS[number % USE_COLOURS.length]}));
   });
+  traces.push(...baselineTraces(root.baselines, (point) => point.peak_bytes, bytes, scale));
   traces.push(of([root.chosen], "chosen", {size: 13, symbol: "star", color: ink("ink")}));
   traces.push(of([shown], "shown below", {size: 16, symbol: "circle-open", color: ink("ink"), line: {width: 2}}));
   drawChart("points-chart", traces, chartLayout(`peak memory per device (${size})`, `time per step (${unit})`, {hovermode: "closest"}));

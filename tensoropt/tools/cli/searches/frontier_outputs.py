@@ -128,8 +128,6 @@ def write_frontier(
     if file is None and arguments.report is None:
         return
     names = baselines_of(arguments) if baselines is None else tuple(baselines)
-    if names and (frontier.details_of is None or frontier.passes(0).micro_batches > 1):
-        print("note      no baselines are stored: none of them has stages or micro-batches")
     with display.phase("writing of the frontier"):
         options = {"baselines": names, "progress": display.update, "known": baselines}
         saved = frontier.with_details(os.path.basename(arguments.model), chosen, **options)
