@@ -144,7 +144,7 @@ def test_plans_are_the_fastest_within_the_limit(found, folder, capsys):
     fitting = [i for i in range(len(loaded)) if loaded.peak_bytes(i) <= limit]
     assert told["fitting"] == len(fitting)
     table = said(capsys, 0, "plans", folder / "frontier.json", "--memory", f"{limit}B")
-    assert f"{best.time_us:,.1f}" in table.splitlines()[2] and table.splitlines()[2].split()[0] == str(best.point + 1)
+    assert f"{best.time_us:,.1f}" in table.splitlines()[3] and table.splitlines()[3].split()[0] == str(best.point + 1)
     assert "no plan of this frontier fits 1 bytes (1 B) per device: the least is" in said(
         capsys, 2, "plans", folder / "frontier.json", "--memory", "1B"
     )
