@@ -90,6 +90,7 @@ def test_a_point_of_a_frontier_with_stages_is_chosen_by_the_pages_address(browse
     marks = page.evaluate("document.getElementById('points-chart').data.map((trace) => [trace.name, trace.x.length])")
     counts = Counter(point.n_stages for point in found.points_of)
     assert {"without stages": counts[1], "2 stages": counts[2]}.items() <= dict(marks[1:]).items()
+    assert {"data-parallel", "optcnn", "tofu", "mesh-tensorflow"} <= dict(marks).keys()
     assert page.inner_text("#points-lead").startswith(f"Point {last + 1} of {last + 1} is shown below")
     assert not everything or not Axe().run(page, options=AXE).response["violations"]
     for number in (0, last):

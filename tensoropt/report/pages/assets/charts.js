@@ -80,6 +80,18 @@ function baselineTraces(baselines, held, bytes, scale) {
   });
 }
 
+// Baselines that are far from the frontier would press it into a corner: those within half its span are shown. Return a
+// sentence on the others.
+function reachNear(layout, x, y, all) {
+  const [spanX, spanY] = [x, y].map((each) => Math.max(...each) - Math.min(...each) || each[0] || 1);
+  const near = all.filter(([m, t]) => m < Math.max(...x) + 0.5 * spanX && t < Math.max(...y) + 0.5 * spanY);
+  const far = all.length - near.length;
+  const [reachX, reachY] = [[...x, ...near.map((p) => p[0])], [...y, ...near.map((p) => p[1])]];
+  layout.xaxis.range = [Math.max(0, Math.min(...reachX) - 0.04 * spanX), Math.max(...reachX) + 0.06 * spanX];
+  layout.yaxis.range = [Math.max(0, Math.min(...reachY) - 0.08 * spanY), Math.max(...reachY) + 0.08 * spanY];
+  return far ? `${far} of the baselines' points are beyond the picture.` : "";
+}
+
 function drawFrontier(data, state) {
   const points = data.points;
   const [scale, unit] = timeScale(Math.max(...points.time_us));
@@ -134,17 +146,9 @@ function drawFrontier(data, state) {
     type: "line", x0: state.limit / bytes, x1: state.limit / bytes, y0: 0, y1: 1, yref: "paper",
     line: {color: ink("mark"), width: 1.5, dash: "dash"},
   }];
-  // Baselines that are far from the frontier would press it into a corner: those within half its span are shown.
-  const [spanX, spanY] = [x, y].map((all) => Math.max(...all) - Math.min(...all) || all[0] || 1);
-  const all = baselines.flatMap((each) => each.points);
-  const near = all.map((point) => [held(point) / bytes, point.time_us / scale])
-    .filter(([m, t]) => m < Math.max(...x) + 0.5 * spanX && t < Math.max(...y) + 0.5 * spanY);
-  const far = all.length - near.length;
-  const [reachX, reachY] = [[...x, ...near.map((p) => p[0])], [...y, ...near.map((p) => p[1])]];
   const layout = chartLayout(`${byPeak ? "peak of a step" : "memory"} per device (${size})`, `time per step (${unit})`, {shapes, hovermode: "closest"});
-  layout.xaxis.range = [Math.max(0, Math.min(...reachX) - 0.04 * spanX), Math.max(...reachX) + 0.06 * spanX];
-  layout.yaxis.range = [Math.max(0, Math.min(...reachY) - 0.08 * spanY), Math.max(...reachY) + 0.08 * spanY];
-  document.getElementById("far").textContent = far ? `${far} of the baselines' points are beyond the picture.` : "";
+  document.getElementById("far").textContent = reachNear(layout, x, y, baselines.flatMap((each) => each.points)
+    .map((point) => [held(point) / bytes, point.time_us / scale]));
   state.frontierTraces = {selected: traces.length - 1, x, y, told, bytes};
   return drawChart("frontier-chart", traces, layout);
 }

@@ -54,7 +54,10 @@ function drawPointsChart(root, shown) {
   traces.push(...baselineTraces(root.baselines, (point) => point.peak_bytes, bytes, scale));
   traces.push(of([root.chosen], "chosen", {size: 13, symbol: "star", color: ink("ink")}));
   traces.push(of([shown], "shown below", {size: 16, symbol: "circle-open", color: ink("ink"), line: {width: 2}}));
-  drawChart("points-chart", traces, chartLayout(`peak memory per device (${size})`, `time per step (${unit})`, {hovermode: "closest"}));
+  const layout = chartLayout(`peak memory per device (${size})`, `time per step (${unit})`, {hovermode: "closest"});
+  const far = reachNear(layout, x, y, root.baselines.flatMap((each) => each.points).map((point) => [point.peak_bytes / bytes, point.time_us / scale]));
+  document.getElementById("points-far").textContent = far;
+  drawChart("points-chart", traces, layout);
   const chart = document.getElementById("points-chart");
   chart.removeAllListeners("plotly_click");
   chart.on("plotly_click", (event) => {
