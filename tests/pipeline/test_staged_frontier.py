@@ -75,7 +75,7 @@ def test_stages_are_on_the_frontier_over_a_slow_link() -> None:
     assert found.smallest().peak_bytes == found.costs.mem_bytes[0]
     assert found.fastest().time_us == pytest.approx(found.points[-1].time_us, abs=1e-3)
     text = found.table()
-    assert "stages" in text and "micro-batches" in text
+    assert "stages" in text and "batches" in text
     bound_us = found.bound.time_ns[0] / 1e3
     assert f"no plan takes less than {bound_us:,.1f} us" in found.summary() and "gap at most " in found.summary()
 
