@@ -51,7 +51,7 @@ def read_curve(file: File) -> dict[str, Any]:
 
 
 FORMAT, VERSION = "tensoropt/plans", 4
-IN_STAGES = ("stages", "micro_batches")
+IN_PASSES = {"stages": "stages", "micro_batches": "micro-\nbatches"}
 
 
 def selected(frontier: FrontierRows, limit_bytes: int | None, most: int) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def selected(frontier: FrontierRows, limit_bytes: int | None, most: int) -> dict
         "plans": [
             {
                 "point": number,
-                **{key: point[key] for key in (*COSTS, *IN_STAGES, "idle_share", "gap")},
+                **{key: point[key] for key in (*COSTS, *IN_PASSES, "idle_share", "gap")},
                 "slower": point["time_us"] / least_us - 1 if least_us else 0.0,
                 "is_turning_point": number == frontier.turning_point,
             }
@@ -100,6 +100,7 @@ def nothing_fits_text(frontier: FrontierRows, limit_bytes: int) -> str:
 
 
 def selected_text(facts: dict[str, Any]) -> str:
+    passes = [key for key in IN_PASSES if any(row[key] > 1 for row in facts["plans"])]
     rows = [
         [
             row["point"] + 1,
@@ -108,12 +109,12 @@ def selected_text(facts: dict[str, Any]) -> str:
             *(f"{row[key]:,.1f}" for key in ("time_us", "compute_time_us", "network_time_us")),
             f"{row['slower']:+.1%}",
             f"{row['gap']:.1%}",
-            *(str(row[key]) for key in IN_STAGES),
+            *(str(row[key]) for key in passes),
             "turning point" if row["is_turning_point"] else "",
         ]
         for row in facts["plans"]
     ]
-    headers = ("point", *COSTS_HEADERS, "slower", "gap", "stages", "micro-\nbatches", "")
+    headers = ("point", *COSTS_HEADERS, "slower", "gap", *map(IN_PASSES.__getitem__, passes), "")
     limit = facts["memory_limit_bytes"]
     within = "" if limit is None else f" within {memory_text(limit)} per device"
     return f"{table(rows, headers, 0)}\n{len(rows)} of {facts['fitting']} points{within}; {facts['summary']}"
