@@ -263,9 +263,7 @@ def details_of(
     progress: Progress | None = None,
     known: Mapping[str, ModelFrontier] | None = None,
 ) -> dict[str, Any]:
-    """Return the details of a frontier as a JSON value.
-
-    Baselines take a step at once, on all devices.
+    """Return the details of a frontier as a JSON value; its baselines take a step at once, on all devices.
 
     Args:
         chosen: the number of the point that was chosen.

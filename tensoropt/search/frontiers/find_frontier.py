@@ -36,7 +36,6 @@ from .model_frontier import ModelFrontier
 
 LOOK = "look"
 """The algorithm's name of strategies that were looked at before a search."""
-UNLIMITED = MONTE_CARLO_SECONDS, None
 NO_REMAT = "without rematerialization, as the fastest plan fits without it"
 NOTHING_OFFERED = "nothing can be rematerialized that would save memory"
 INTERRUPTED = "without rematerialization, as Ctrl-C ended the search"
@@ -221,7 +220,8 @@ def data_parallel_configs(frontier: ModelFrontier) -> dict[str, Config]:
 
 
 def _choose(
-    model: Model, hardware: Hardware, task: BaselineTask, algorithm: str, limits: tuple[float, int | None] = UNLIMITED
+    model: Model, hardware: Hardware, task: BaselineTask, algorithm: str,
+    limits: tuple[float, int | None] = (MONTE_CARLO_SECONDS, None),
 ) -> ModelFrontier:
     """Return the points that an algorithm chooses for a task, at the times at which they run.
 
