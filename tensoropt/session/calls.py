@@ -92,8 +92,6 @@ def build_execution_graph(
 ) -> Session:
     """Build this rank's graph for a plan and give the variables their initial values; eager mode is back afterwards.
 
-    :func:`run` has an example.
-
     Args:
         engine: the engine that computes; ``tensorflow`` is the only one.
         plan: a plan, or the file of one.
@@ -102,7 +100,7 @@ def build_execution_graph(
             ``TENSOROPT_COLLECTIVES`` sets it too, and must for ``tensorflow`` on CPUs.
 
     Returns:
-        The session that ``init`` began. Its ``run`` is :func:`run`.
+        The session that ``init`` began. Its ``run`` is :func:`run`, which has an example.
 
     Raises:
         InputError: the plan is for another model or for more devices than there are.

@@ -22,11 +22,7 @@ OF_PLANS = {
     ),
     "schedule": ("NAME", "the order of passes: 1f1b, gpipe, zero-bubble, interleaved; default: 1f1b or zero-bubble"),
     "micro_batches": ("K", "split a batch into K micro-batches; default: 1, and 2, 4, ... where --memory asks for that"),
-    "without": (
-        "CHOICE[,...]",
-        "what plans must not use, of reuse (regathered copies), remat (rematerialized operators), zero (parameters that "
-        "are sharded and gathered), accumulate (micro-batches), stages",
-    ),
+    "without": ("CHOICE[,...]", "what plans must not use, of reuse, remat, zero, accumulate, stages: see how-to/search.md"),
     "profile_budget": ("TIME", "measure for about this long, such as 60s, the operators that can change the result"),
 }
 """Options of plans that are those of ``find_strategy``: the word for a value, and what it does."""
