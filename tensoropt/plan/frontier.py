@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 JOINED = "stages"
-"""The name by which files tell that the points are the minimal ones of several searches."""
+"""The algorithm's name of points that are the minimal ones of several searches, in order by peak."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -97,7 +97,7 @@ class Frontier(CostedPoints, Generic[PointT]):
     def costs(self) -> StrategyCosts:
         """The costs of all points, in the memory by which they are in order: the peak, if of several searches."""
         times = ([getattr(point, key) for point in self.points] for key in ("time_us", "compute_time_us", "overlap_time_us"))
-        sums = self.peaks if self.is_joined else ints(point.sum_bytes for point in self.points)
+        sums = self.peaks if self.algorithm == JOINED else ints(point.sum_bytes for point in self.points)
         return StrategyCosts(sums, *(np.rint(np.array(column, np.float64) * 1e3).astype(np.int64) for column in times))
 
     @cached_property
@@ -111,11 +111,6 @@ class Frontier(CostedPoints, Generic[PointT]):
         """The least time of any plan that has no more memory than each point, of those searched for it, int64[P]."""
         bounds = [round(point.bound_us * 1e3) for point in self.points_of if point.bound_us is not None]
         return np.array(bounds, np.int64) if bounds else self.found.least_time(self.found.mem_bytes)
-
-    @property
-    def is_joined(self) -> bool:
-        """Whether the points are the minimal ones of several searches, in order by peak."""
-        return self.algorithm == JOINED
 
     @cached_property
     def gaps(self) -> np.ndarray:

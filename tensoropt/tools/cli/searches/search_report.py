@@ -14,7 +14,7 @@ from ....common.files import write_json
 from ....common.memory_units import memory_text
 from ....common.process.progress import Display
 from ....common.words import counted
-from ....plan.frontier import Frontier
+from ....plan.frontier import JOINED, Frontier
 from ....plan.picture import new_axes, save_picture
 from ....plan.plan import Plan
 from ....plan.scaling_curve import Curve
@@ -160,7 +160,7 @@ def _frontier_json(setup: SearchSetup, plan: Plan) -> dict[str, Any]:
     of_bound = "bound_time_us" if frontier.objectives[1] == "time" else "bound_network_time_us"
     points = [{**frontier.row(number), of_bound: bound_ns / 1e3} for number, bound_ns in enumerate(lower.tolist())]
     whole = next(iter(frontier.without_stages), None)
-    gaps = frontier.gaps if whole is None or frontier.is_joined else whole.certified.gaps
+    gaps = frontier.gaps if whole is None or frontier.algorithm == JOINED else whole.certified.gaps
     return {
         "cluster": setup.hardware.name,
         "devices": frontier.mesh.n_devices,
