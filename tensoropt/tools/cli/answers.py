@@ -15,11 +15,7 @@ PRINTED = "-"
 # A copy of those in offline.py, which imports TensorFlow.
 OPTIMIZERS = ("sgd", "momentum", "adam")
 OF_PLANS = {
-    "stages": (
-        "N[,N...]",
-        "cut the model into N stages, each on a part of the devices; several: whichever is best, 1 for none; default: none, "
-        "but where they pay between machines, or nothing else fits --memory",
-    ),
+    "stages": ("N[,N...]", "cut models into N stages; several: the best of them; default: 1 unless more pay, or alone fit"),
     "schedule": ("NAME", "the order of passes: 1f1b, gpipe, zero-bubble, interleaved; default: 1f1b or zero-bubble"),
     "micro_batches": ("K", "split a batch into K micro-batches; default: 1, and 2, 4, ... where --memory asks for that"),
     "without": ("CHOICE[,...]", "what plans must not use, of reuse, remat, zero, accumulate, stages: see how-to/search.md"),
