@@ -12,7 +12,7 @@ import tensorflow as tf
 from ..ir.graph import Operator, Tensor
 from ..ir.micro_batching import MicroBatch
 from ..program.gradient_flow import GradientFlow
-from ..program.tasks import ACCUMULATED, AGAIN, FEED, FORWARD, OPERAND, RESULT, SEND, SUM, UPDATE, Site, Task, Value
+from ..program.tasks import ACCUMULATED, AGAIN, FEED, FORWARD, JOIN, OPERAND, RESULT, SEND, SUM, UPDATE, Site, Task, Value
 from ..rules.random import FROM_SEED
 from ..sharding.resharding import Resharding, differentiated_operands, inner_reshardings, row_reshardings
 from . import pull_back
@@ -128,13 +128,14 @@ class TaskEmission:
             case "compute", _:
                 self._compute_again(task)
             case "reshard", "forward":
-                _, resharding = self.flow.resharded(task.site)
+                _, resharding = self.flow.at(task.site, task.micro_batch).resharded(task.site)
                 paths, read = self.path_finder.paths(resharding), self.value(task.reads[0])
                 self.values[task.writes[0]] = self.resharder.reshard(resharding, paths, read, self._consumer(task.site))
             case "reshard", "backward":
                 self._send_back(task)
             case "reshard", _:
-                path = self.path_finder.paths(self.flow.resharded(task.site)[1]).forward
+                _, resharding = self.flow.at(task.site, task.micro_batch).resharded(task.site)
+                path = self.path_finder.paths(resharding).forward
                 read, consumer = self.value(task.reads[0]), self._consumer(task.site)
                 self.values[task.writes[0]] = self.resharder.run(path, read, consumer, after=self._after(task))
             case "sum", _:
@@ -142,6 +143,10 @@ class TaskEmission:
             case "join", _:
                 parts, ranks = [self.value(value) for value in task.reads], self.resharder.backend.ranks
                 self.values[task.writes[0]] = joined(task, parts, self.micro_batches, self.view, ranks)
+            case "cut", _:
+                dimension = self.micro_batches[0].micro_batching.forms[task.site.name]
+                parts = [tf.split(value, len(self.micro_batches), dimension) for value in self.value(task.reads[0])]
+                self.values.update(zip(task.writes, map(list, zip(*parts, strict=True)), strict=True))
             case _:
                 raise AssertionError(f"nothing here emits {task}")
 
@@ -184,10 +189,11 @@ class TaskEmission:
 
     def _operator(self, task: Task) -> Emitted:
         """Emit an operator, the first time or once more; return what was emitted."""
-        op = self.view.graph.operators[task.site.name]
+        view = self.flow.at(task.site, task.micro_batch).view
+        op = view.graph.operators[task.site.name]
         micro_batch = self.micro_batches[task.micro_batch] if task.micro_batch >= 0 else None
         operands = self._operands(op, [self.value(value) for value in task.reads], micro_batch)
-        rule, config = self.view.rules[op.name], self.view.strategy.configs[op.name]
+        rule, config = view.rules[op.name], view.strategy.configs[op.name]
         # Whether the reshardings inside of the operator carry gradients follows from which operands get one.
         differentiated = differentiated_operands(op, self.view.gradients) if self.is_training else frozenset()
         reshardings = inner_reshardings(op, rule, config, differentiated)
@@ -218,7 +224,7 @@ class TaskEmission:
             emitted.cheap.append(Created(n_before, graph.version))
 
         job = Job(
-            op, rule, config, self.view.interfaces[op.name], self.resharder.backend.ranks, complete,
+            op, rule, config, view.interfaces[op.name], self.resharder.backend.ranks, complete,
             differentiated=differentiated, micro_batch=micro_batch, rematerialized_with=rematerialized_with,
             reads_table=self._reads_table(op), runs=(lambda: self.assign(op, [])[0]) if op.type in FROM_SEED else None,
         )  # fmt: skip
@@ -338,7 +344,7 @@ class TaskEmission:
             if (values := self.values[read]) is not None
         ]
         self.values.update(dict.fromkeys(task.writes))
-        resharded = [self.flow.resharded(write.site) for _, write, _ in present]
+        resharded = [self.flow.at(write.site, task.micro_batch).resharded(write.site) for _, write, _ in present]
         paths = [path for _, resharding in resharded if (path := self.path_finder.paths(resharding).backward) is not None]
         consumers = [self._consumer(write.site) for _, write, _ in present]
         if len(present) > 1:
@@ -364,6 +370,6 @@ class TaskEmission:
 
 def _is_in_backward_pass(task: Task) -> bool:
     """Return whether a task is one of a backward pass, and not what that begins with or what its gradients are for."""
-    if task.direction == FORWARD or task.work in (FEED, UPDATE, SEND) or task.is_of_rows:
+    if task.direction == FORWARD or task.work in (FEED, UPDATE, SEND, JOIN) or task.is_of_rows:
         return False
     return task.work != SUM or task.writes[0].version != ACCUMULATED

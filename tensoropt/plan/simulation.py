@@ -22,7 +22,7 @@ from ..program.simulator.network import DEVICE, LINK, NETWORK, Action, Resource
 from ..program.simulator.stages_network import StagesNetwork
 from ..program.simulator.step_graph import SEND, StageProgram, StepNode, stages_graph
 from ..program.simulator.timeline import additive_ns, timeline_of
-from ..program.stage_ends import ends_of
+from ..program.stage_ends import ahead_alone, ends_of
 from ..program.step import whole_program
 from ..program.tasks import SENT
 from ..sharding.model import Model
@@ -140,11 +140,6 @@ def simulate_plan(plan: Plan, model: Model, hardware: Hardware) -> Simulation:
             f"{counted(plan.parallelism, 'device')}: there it is {mesh}; "
             f"find a plan for {hardware.name}, or give the cluster that the plan was found for"
         )
-    if stages.ahead.lookups:
-        raise InputError(
-            "the plan's stages look up rows of tables for later stages before their passes, which isn't simulated; "
-            "tensoropt timeline measures it, or find a plan with stages=1"
-        )
     numbers = [plan.submeshes.index(stage.devices) for stage in plan.stages]
     programs, actions = [], []
     for number, (stage_plan, part) in enumerate(zip(plan.stages, stages.models, strict=True)):
@@ -184,6 +179,7 @@ def _program(stages: Stages, number: int, orders: Orders, view: StrategyView, pa
     fetch = all_of(graph)
     names = operators_of(graph, fetch) | graph.ancestors([graph.tensors[crossing.tensor] for crossing in outgoing], (), ())
     fetched = {name for name in names if name in model_graph.operators or graph.operators[name].type == PLACEHOLDER}
+    fetched -= ahead_alone(stages, graph, fetch, fetched)
     flow, senders = GradientFlow(view, path_finder), dict[tuple[str, str], list[int]]()
     flow.losses.update((name, loss) for name, loss in ends.losses.items() if loss is not None)
     for crossing in incoming:

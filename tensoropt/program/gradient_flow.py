@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cached_property
+
 from ..ir.graph import VARIABLE, Operator, Tensor
 from ..reschedule.between_machines import sent_layout
 from ..reschedule.layout import Layout
@@ -10,7 +13,7 @@ from ..rules.rule import OperandSharding
 from ..sharding.consumers import HYPERPARAMETER, LOSS, Consumer, consumers_of, step_sharding
 from ..sharding.resharding import PathFinder, Resharding, resharding_of, row_reshardings
 from ..sharding.strategy import StrategyView
-from .tasks import COMMUNICATING, COMPUTING, FETCHED, LOCAL, OVERLAPPABLE, RESULT, SENT, SHARED, Site
+from .tasks import COMMUNICATING, COMPUTING, FETCHED, LOCAL, OPERATOR, OVERLAPPABLE, RESULT, SENT, SHARED, Site
 
 
 class GradientFlow:
@@ -19,16 +22,38 @@ class GradientFlow:
     Args:
         is_whole: whether every resharding is a task, even if nothing has to be done, and every tensor with several
             consumers has a shared copy: what any strategy of the model may have.
+        is_ahead: whether it is of what is computed once of the full batch, though micro-batches compute it.
 
     Attributes:
         losses: the loss of each training step, by the name that its operand has.
     """
 
-    def __init__(self, view: StrategyView, path_finder: PathFinder, is_whole: bool = False) -> None:
-        self.view, self.path_finder, self.is_whole = view, path_finder, is_whole
+    def __init__(
+        self, view: StrategyView, path_finder: PathFinder, is_whole: bool = False, is_ahead: bool = False
+    ) -> None:
+        self.view, self.path_finder, self.is_whole, self._is_ahead = view, path_finder, is_whole, is_ahead
         self.losses: dict[str, Tensor] = dict(view.graph.losses)
         consumers = consumers_of(view.graph) if is_whole else {}
         self._with_copy = {name for name, readers in consumers.items() if len(readers) > 1}
+
+    @cached_property
+    def ahead(self) -> GradientFlow:
+        """The same flow for what is computed once of the full batch, though micro-batches compute it."""
+        micro_batching = self.view.graph.micro_batching
+        if micro_batching is None:
+            return self
+        graph = replace(micro_batching.full_batch, micro_batching=replace(micro_batching, once=frozenset()))
+        return GradientFlow(replace(self.view, graph=graph), self.path_finder, self.is_whole, is_ahead=True)
+
+    def at(self, site: Site, micro_batch: int) -> GradientFlow:
+        """Return the flow of a task at an operator, or of a resharding, in a micro-batch or once a step (-1)."""
+        graph = self.view.graph
+        if micro_batch >= 0 or graph.micro_batching is None:
+            return self
+        op = graph.operators.get(site.name)
+        tensors = [] if op is None else list(op.outputs[:1])
+        tensors += [] if site.kind == OPERATOR else [self.resharded_tensor(site)]
+        return self.ahead if all(graph.n_runs(tensor.name) > 1 for tensor in tensors) else self
 
     def has_copy(self, tensor: Tensor) -> bool:
         """Return whether consumers use a shared copy of a tensor."""
@@ -77,7 +102,8 @@ class GradientFlow:
         if site.kind in FETCHED:
             replicated = Layout.replicated(view.strategy.mesh, len(tensor.shape))
             layout = view.layout(tensor).with_partial(()) if site.kind == LOCAL else replicated
-            layout = sent_layout(view.layout(tensor), tensor.shape) if site.kind == SENT else layout
+            if site.kind == SENT and not self._is_ahead:
+                layout = sent_layout(view.layout(tensor), tensor.shape)
             return view.resharding(tensor, OperandSharding(layout, None))
         if site.position < 0:
             kind = LOSS if site.position == LOSS else HYPERPARAMETER

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from ..ir.graph import Graph, Tensor
 from ..sharding.stages import Crossing, Stages
+from .fetch import Fetch
 from .forward import ForwardPass
-from .tasks import BACKWARD, FEED, FORWARD, GRADIENT, RESULT, SEND, SENT, SUM, Site, Task, Value
+from .tasks import BACKWARD, CUT, FEED, FORWARD, GRADIENT, JOIN, RESULT, SEND, SENT, SUM, Site, Task, Value
 
 OfStep = tuple[str, str]
 """The name of a training step, and of a tensor that has a gradient of the step's loss."""
@@ -26,8 +27,8 @@ class StageEnds:
         sent: the tensors that it sends, in order. This and what follows is of a program that is run.
         given: training steps, each with the name of a tensor whose gradient other stages send to it.
         late: the tensors of ``returned`` whose gradients no pass of another stage waits for.
-        added: training steps, each with a variable's tensor whose gradient comes in part from what the stage sent before its
-            passes.
+        ahead: the tensors that it sends before its passes, of all micro-batches; gradients of these come behind its passes.
+            They are rows that it looks up ahead; of a batch that is trained at once also what follows from its variables.
         are_consecutive: whether each micro-batch takes consecutive samples, whatever the number of the stage's devices.
         losses: the losses of training steps, by the steps' names, None for one that the stage doesn't compute; without one a
             backward pass begins with the loss that the stage is planned by.
@@ -40,7 +41,7 @@ class StageEnds:
     sent: tuple[str, ...] = ()
     given: tuple[OfStep, ...] = ()
     late: frozenset[str] = frozenset()
-    added: tuple[OfStep, ...] = ()
+    ahead: tuple[str, ...] = ()
     are_consecutive: bool = False
     losses: Mapping[str, Tensor | None] = field(default_factory=dict, hash=False)
 
@@ -55,27 +56,29 @@ NOTHING_CROSSES = StageEnds(in_passes=False)
 
 def ends_of(
     stages: Stages, stage: int, graph: Graph, sent: Sequence[Crossing], received: Sequence[Crossing],
-    train_steps: Collection[str], divides: bool, tables: Collection[OfStep] = (),
+    train_steps: Collection[str], divides: bool,
 ) -> StageEnds:  # fmt: skip
-    """Return the ends of a stage in a function that runs some training steps.
-
-    Args:
-        graph: the stage's.
-        tables: as ``added``, whether or not the batch is taken at once.
-    """
+    """Return the ends of a stage, whose graph is given, in a function that runs some training steps."""
     trained, returned = (
         dict.fromkeys((step, each.tensor) for each in crossings for step in each.steps if step in train_steps)
         for crossings in (sent, received)
     )
-    is_cut, steps = graph.micro_batching is not None, stages.whole.graph.train_steps
+    is_at_once, steps = graph.micro_batching is None, stages.whole.graph.train_steps
     losses = {name: steps[name].loss for name in train_steps}
+    arriving = {graph.producers[each.tensor].name for each in received}
+    early = [
+        each
+        for each in sent
+        if each.is_ahead or (is_at_once and train_steps and each not in stages.awaited
+                             and arriving.isdisjoint(graph.ancestors([graph.tensors[each.tensor]])))
+    ]  # fmt: skip
     return StageEnds(
         returned=frozenset(returned),
         divides=divides and bool(returned),
-        sent=tuple(dict.fromkeys(crossing.tensor for crossing in sent)),
-        given=tuple(dict.fromkeys([*trained, *(tables if is_cut else ())])),
-        late=frozenset(each.tensor for each in received if not is_cut and each not in stages.awaited),
-        added=() if is_cut else tuple(tables),
+        sent=tuple(dict.fromkeys(crossing.tensor for crossing in sent if crossing not in early)),
+        given=tuple(trained),
+        late=frozenset(each.tensor for each in received if is_at_once and each not in stages.awaited),
+        ahead=tuple(dict.fromkeys(crossing.tensor for crossing in early)),
         are_consecutive=stages.n > 1,
         losses={
             name: graph.tensors[loss.name] if stages.home(loss) == stage else None
@@ -84,10 +87,10 @@ def ends_of(
     )  # fmt: skip
 
 
-def send(ends: StageEnds, forward: ForwardPass, n_runs: int) -> None:
-    """Write the sending of the tensors that a step computes so often."""
+def send(names: Collection[str], forward: ForwardPass, n_runs: int) -> None:
+    """Write the sending of those tensors that a step computes so often."""
     graph = forward.view.graph
-    for name in ends.sent:
+    for name in names:
         if graph.n_runs(name) == n_runs:
             value = forward.operand(Site(SENT, name), graph.tensors[name])
             forward.append(Task(SEND, FORWARD, Site(SENT, name), (value,), ()))
@@ -100,7 +103,7 @@ def fed_gradients(ends: StageEnds, forward: ForwardPass, n_runs: int, step: str,
         number: that of the backward pass.
     """
     gradients: dict[Site, Value] = {}
-    for name in (tensor for of, tensor in ends.given if of == step):
+    for name in (tensor for of, tensor in ends.given if of == step and tensor not in ends.ahead):
         if forward.view.graph.n_runs(name) == n_runs:
             site = Site(RESULT, name)
             gradients[site] = Value(site, GRADIENT, backward_pass=number)
@@ -118,13 +121,65 @@ def sent_back(forward: ForwardPass, arrived: dict[Site, Value], names: Collectio
     ]
 
 
-def add_gradients(ends: StageEnds, forward: ForwardPass, arrived: dict[Site, Value], step: str, number: int) -> None:
-    """Add to the gradients that have arrived at variables those by what the stage sent before its passes."""
-    for name in (tensor for of, tensor in ends.added if of == step):
-        site = Site(RESULT, name)
-        fed = total = Value(site, GRADIENT, backward_pass=number)
-        forward.append(Task(FEED, BACKWARD, site, (), (fed,), step=step))
+# What is sent before the passes
+
+
+def ahead_alone(stages: Stages, graph: Graph, fetch: Fetch, operators: set[str]) -> set[str]:
+    """Return the lookups that a stage runs ahead alone: nothing that it needs otherwise uses their rows."""
+    fetched = {tensor.name for tensor, _ in fetch.tensors}
+    return {
+        name
+        for name in operators.intersection(stages.ahead.lookups)
+        if graph.operators[name].result.name not in fetched
+        and not any(
+            op.name in operators and op.name in stages.whole.graph.operators
+            for op in graph.consumers.get(graph.operators[name].result.name, ())
+        )
+    }
+
+
+def send_ahead(ends: StageEnds, ahead: ForwardPass) -> None:
+    """Write the sending of the rows that micro-batches take, those of the first one first.
+
+    Every rank has the rows of the whole batch, which are cut.
+    """
+    of_tensors = []
+    for name in ends.ahead:
+        site = Site(SENT, name)
+        rows = ahead.operand(site, ahead.view.graph.tensors[name])
+        of_tensors.append(_in_micro_batches(Value(site), ahead))
+        ahead.append(Task(CUT, FORWARD, site, (rows,), of_tensors[-1]))
+    values = (value for of_micro_batch in zip(*of_tensors, strict=True) for value in of_micro_batch)
+    ahead.tasks += (Task(SEND, FORWARD, value.site, (value,), (), micro_batch=value.micro_batch) for value in values)
+
+
+def add_gradients_ahead(
+    ends: StageEnds, ahead: ForwardPass, arrived: dict[Site, Value], starts: Collection[str], step: str, number: int,
+    own: int,
+) -> None:  # fmt: skip
+    """Write the backward pass of what was sent before the passes; add its gradients to those that have arrived.
+
+    Args:
+        starts: the tensors with respect to which gradients are taken.
+        number: that of the backward pass of other stages.
+        own: that which the gradients have.
+    """
+    seeds: dict[Site, Value] = {}
+    for name in (tensor for of, tensor in ends.given if of == step and tensor in ends.ahead):
+        sent = Value(Site(SENT, name), GRADIENT, backward_pass=number)
+        is_cut = ahead.view.graph.n_runs(name) > 1
+        parts = _in_micro_batches(sent, ahead) if is_cut else (sent,)
+        ahead.tasks += (Task(FEED, BACKWARD, sent.site, (), (v,), micro_batch=v.micro_batch, step=step) for v in parts)
+        if is_cut:
+            ahead.append(Task(JOIN, BACKWARD, Site(RESULT, name), parts, (sent,)))
+        seeds[Site(RESULT, name)] = sent
+    for site, value in (ahead.back(seeds, starts, own) if seeds else {}).items():
+        total = value
         if site in arrived:
-            total = fed._replace(n_summed=2)
-            forward.append(Task(SUM, BACKWARD, site, (arrived[site], fed), (total,)))
+            total = Value(site, GRADIENT, 2, backward_pass=own)
+            ahead.append(Task(SUM, BACKWARD, site, (arrived[site], value), (total,)))
         arrived[site] = total
+
+
+def _in_micro_batches(value: Value, ahead: ForwardPass) -> tuple[Value, ...]:
+    return tuple(value._replace(micro_batch=index) for index in range(ahead.view.graph.n_micro_batches))

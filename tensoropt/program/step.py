@@ -15,7 +15,7 @@ from .deferral import divided
 from .fetch import Fetch, all_of, backward_passes_of, operators_of
 from .forward import ForwardPass, results_of
 from .gradient_flow import GradientFlow
-from .stage_ends import NOTHING_CROSSES, OfStep, StageEnds, add_gradients, fed_gradients, send, sent_back
+from .stage_ends import NOTHING_CROSSES, StageEnds, add_gradients_ahead, fed_gradients, send, send_ahead, sent_back
 from .tasks import (
     ACCUMULATED,
     BACKWARD,
@@ -48,7 +48,6 @@ class StepProgram:
         passes: the index of the task with which each pass begins, and that behind the last one. Each micro-batch, or the
             batch at once, has three: forward, backward, and what the backward pass defers.
         fetched: the values that the function returns.
-        gradients: the gradients of variables that the function returns, by training step and tensor.
         train_steps: the names of the training steps that the function runs.
         losses: those of training steps that a stage computes, by the steps' names; None where it doesn't.
     """
@@ -58,7 +57,6 @@ class StepProgram:
     n_micro_batches: int = 1
     passes: tuple[int, ...] = ()
     fetched: tuple[Value, ...] = ()
-    gradients: Mapping[OfStep, Value] = field(default_factory=dict)
     train_steps: tuple[str, ...] = ()
     losses: Mapping[str, Tensor | None] = field(default_factory=dict)
 
@@ -130,9 +128,10 @@ class _Step:
         self._number = {name: number for number, name in enumerate((*self.graph.gradients, *self.graph.train_steps))}
         self.tasks: list[Task] = []
         self.aliases: dict[Value, Value] = {}
-        is_training = bool(self.takes or fetch.train_steps or ends.given)
-        self._options = is_training, in_buckets
+        self._options = bool(self.takes or fetch.train_steps), in_buckets
         self._pass = self._once = ForwardPass(flow, self.tasks, self.aliases, None, None, *self._options)
+        # What is sent before all passes, computed of the whole batch.
+        self._ahead = self._once
         # Of each backward pass that was written the gradients that nothing passed on, by the gradients' name.
         self._taken: dict[str, dict[Site, Value]] = {}
         self._trained: set[str] = set()
@@ -146,30 +145,59 @@ class _Step:
     def written(self, most_micro_batches: int | None) -> StepProgram:
         """Write the step; see :func:`step_program`."""
         graph, micro_batching = self.graph, self.graph.micro_batching
+        sent = [graph.tensors[name] for name in self.ends.ahead]
+        names = graph.ancestors(sent, (), self.given)
+        read = (*sent, *(tensor for name in names for _, tensor in graph.operators[name].operands))
+        ahead = {graph.producers[tensor.name].name for tensor in read}
+        in_passes = self.needed | {graph.producers[name].name for name in self.given}
+        self.needed = self.needed | names
+        all_names = in_passes | names
         operators = [
             op
             for op in graph.operators.values()
-            if (op.name in self.needed or any(tensor.name in self.given for tensor in op.outputs))
-            and (op.updates or op.name) in self.view.interfaces
+            if op.name in all_names and (op.updates or op.name) in self.view.interfaces
         ]
         if micro_batching is None:
-            return self._written_at_once(operators)
+            return self._written_at_once(operators, ahead)
         # Metrics and their updates run after all micro-batches, when the memory of these is free again.
         after = [op for op in operators if op.name in micro_batching.after]
         operators = [op for op in operators if op.name not in micro_batching.after]
         for op in operators:
             if op.updates is not None or op.type in SOURCES or graph.n_runs(op.result.name) == 1:
                 self._write(op)
-        send(self.ends, self._pass, n_runs=1)
+        self._write_ahead([op for op in operators if op.name in ahead and graph.n_runs(op.result.name) > 1])
+        send(self.ends.sent, self._pass, n_runs=1)
         n = micro_batching.n if most_micro_batches is None else min(micro_batching.n, most_micro_batches)
-        in_micro_batches = [op for op in operators if op.updates is None and graph.n_runs(op.result.name) > 1]
-        fetched = self._run_micro_batches(in_micro_batches, n, after)
+        of_each = (op for op in operators if op.updates is None and graph.n_runs(op.result.name) > 1)
+        fetched = self._run_micro_batches([op for op in of_each if op.name in in_passes], n, after)
         passes = tuple(self._passes)
-        return StepProgram(tuple(self.tasks), self.aliases, n, passes, fetched, {}, self.fetch.train_steps, self.ends.losses)
+        return StepProgram(tuple(self.tasks), self.aliases, n, passes, fetched, self.fetch.train_steps, self.ends.losses)
 
-    def _written_at_once(self, operators: Sequence[Operator]) -> StepProgram:
-        """Write a function that takes its batch at once; what it fetches is resharded as soon as it is there."""
+    def _write_ahead(self, operators: Sequence[Operator]) -> None:
+        """Write operators that micro-batches compute once for the full batch, and the sending of what they look up."""
+        flow = self.flow.ahead if operators else self.flow
+        graph = flow.view.graph
+        if not operators or graph.micro_batching is None:
+            return
+        batch = MicroBatch(graph.micro_batching, -1, 1)
+        self._pass = self._ahead = ForwardPass(flow, self.tasks, self.aliases, self._once, batch, *self._options)
+        for op in operators:
+            self._write(graph.operators[op.name])
+        send_ahead(self.ends, self._ahead)
+        self._pass = self._once
+
+    def _written_at_once(self, operators: Sequence[Operator], ahead: Collection[str]) -> StepProgram:
+        """Write a function that takes its batch at once; what it fetches is resharded as soon as it is there.
+
+        Args:
+            ahead: the names of the operators that run before the passes.
+        """
         graph, late = self.graph, self.graph.late
+        for op in operators:
+            if op.name in ahead:
+                self._write(op)
+        send(self.ends.ahead, self._pass, n_runs=1)
+        n_ahead, operators = len(self.tasks), [op for op in operators if op.name not in ahead]
         for op in operators:
             if op.name not in late:
                 self._write(op)
@@ -181,23 +209,22 @@ class _Step:
         for site, tensor in sites:
             if graph.producers[tensor.name].name not in late:
                 self._pass.operand(site, tensor)
-        send(self.ends, self._pass, n_runs=1)
+        send(self.ends.sent, self._pass, n_runs=1)
         self._n_forward = len(self.tasks)
         for op in operators:
             if op.name in late:
                 self._write(op)
         self._take(*self.takes)
-        gradients, first_added = self._gradients_of_variables(), len(self.tasks)
-        for name, arrived in self._taken.items():
-            add_gradients(self.ends, self._pass, arrived, name, len(self._number) + self._number[name])
+        first_added = len(self.tasks)
+        for gradients in self.takes:
+            self._add_ahead(gradients, self._taken[gradients.name], self._variables(gradients))
         additions = self.tasks[first_added:]
         self._train([graph.train_steps[name] for name in self.fetch.train_steps if name not in self._trained])
         fetched = tuple(self._pass.operand(*pair) for pair in sites)
         end = self._place(additions[0]) if additions else len(self.tasks)
         deferred = end if self._last_urgent is None else self._place(self._last_urgent) + 1
-        passes = (0, self._n_forward, deferred, end)
-        steps = self.fetch.train_steps
-        return StepProgram(tuple(self.tasks), self.aliases, 1, passes, fetched, gradients, steps, self.ends.losses)
+        passes, steps = (n_ahead, self._n_forward, deferred, end), self.fetch.train_steps
+        return StepProgram(tuple(self.tasks), self.aliases, 1, passes, fetched, steps, self.ends.losses)
 
     def _place(self, task: Task) -> int:
         """Return the index of a task."""
@@ -257,7 +284,7 @@ class _Step:
                 tensor = self.graph.tensors[site.name]
                 is_local = site.kind == LOCAL and self._lies_as_it_would(tensor, micro_batch)
                 parts.append(self._pass.own(self._pass.operand(Site(LOCAL if is_local else GLOBAL, site.name), tensor)))
-            send(self.ends, self._pass, micro_batching.n)
+            send(self.ends.sent, self._pass, micro_batching.n)
             n_forward = len(self.tasks)
             arrived = self._back_from(self.takes, copies)
             written = {value: at for at, task in enumerate(self.tasks[n_forward:], n_forward) for value in task.writes}
@@ -283,6 +310,7 @@ class _Step:
         self._n_forward = len(self.tasks)
         for gradients in self.takes:
             name, number, returned = gradients.name, self._number[gradients.name], self.ends.returned_of(gradients.name)
+            self._add_ahead(gradients, sums[name], copies)
             seeds = sums[name] | fed_gradients(self.ends, self._pass, 1, name, number)
             self._taken[name] = self._pass.back(seeds, self._variables(gradients) | returned, number)
             self.tasks += sent_back(self._pass, self._taken[name], returned, name)
@@ -380,14 +408,7 @@ class _Step:
         self._last_urgent = sent[-1] if sent else self._last_urgent
         return arrived
 
-    # What a stage exchanges with others
-
-    def _gradients_of_variables(self) -> dict[OfStep, Value]:
-        """Write the backward passes of what is sent ahead, from the gradients of that; return those of variables."""
-        gradients: dict[OfStep, Value] = {}
-        for step in () if self.takes else dict.fromkeys(name for name, _ in self.ends.given):
-            trained = self.needed.intersection(self.graph.train_steps[step].variables)
-            starts, number = {self.graph.operators[name].result.name for name in trained}, self._number[step]
-            arrived = self._pass.back(fed_gradients(self.ends, self._pass, 1, step, number), starts, number)
-            gradients |= {(step, site.name): value for site, value in arrived.items() if site.kind == RESULT}
-        return gradients
+    def _add_ahead(self, gradients: Gradients, arrived: dict[Site, Value], starts: Collection[str]) -> None:
+        """Add to gradients that have arrived those by what the stage sent before its passes."""
+        number = self._number[gradients.name]
+        add_gradients_ahead(self.ends, self._ahead, arrived, starts, gradients.name, number, len(self._number) + number)

@@ -23,7 +23,7 @@ FIRST, AGAIN, GRADIENT, RETURNED, ACCUMULATED = "", "again", "gradient", "return
 accumulated over micro-batches."""
 
 FEED, COMPUTE, RESHARD, SUM, WRITE, UPDATE, SEND = "feed", "compute", "reshard", "sum", "write", "update", "send"
-JOIN = "join"
+JOIN, CUT = "join", "cut"
 COMPUTING, COMMUNICATING, OVERLAPPABLE = "compute", "communication", "overlappable communication"
 """The streams of tasks: each has a total order, which is that of the program. For what is overlappable only updates wait."""
 FORWARD, BACKWARD, REMATERIALIZED = "forward", "backward", "rematerialized"
@@ -96,7 +96,7 @@ class Task:
         work: FEED a placeholder, variable or constant; COMPUTE an operator or its gradient; RESHARD a value or a gradient;
             SUM two gradients; WRITE to a variable, or read it after that, by an operator of the model; UPDATE a variable by
             its gradient, or by those of the rows that lookups found in it; SEND a tensor to a later stage, or a gradient to
-            an earlier one; JOIN what micro-batches computed of a tensor.
+            an earlier one; JOIN what micro-batches have of a tensor, or of its gradient; CUT a tensor into what they have.
         direction: FORWARD, BACKWARD, or REMATERIALIZED: once more in the backward pass.
         site: what is computed or resharded; for a sum, where the gradients arrive.
         gradients: for the gradient of an operator, the gradients of its results, each with the result's index.

@@ -23,18 +23,20 @@ from one_device.models import recorded
 from one_device.running import ALONE, check, engine_of
 from tensoropt.profiling.hardware import named
 from tensoropt.program.step import StepProgram, step_program
-from tensoropt.program.tasks import BACKWARD, FEED, FORWARD, JOIN, SEND, Task
+from tensoropt.program.tasks import BACKWARD, COMPUTE, CUT, FEED, FORWARD, JOIN, SEND, SENT, Task
 from tensoropt.runtime.step import function_emission as emission
 
 WORKER = Path(__file__).with_name("worker.py")
 N_EMULATED, N_RUNS, IN_A_RUN = 1700, 75, 4
 """How many are drawn in all. By default 45 are emulated, three optimized, six take more steps, and two runs are on ranks."""
 
+AHEAD = [(13, 4), (625, 4), (1453, 4), (2065, 4), (2569, 4)]  # seeds, and devices: a stage looks up rows ahead
+
 
 @pytest.mark.usefixtures("graphs_as_built")
-@pytest.mark.parametrize("seed", first(45, range(N_EMULATED)))
-def test_emulated_devices_give_one_device_numbers(seed: int) -> None:
-    check(drawn(seed))
+@pytest.mark.parametrize(("seed", "n"), first(45, ((seed, None) for seed in range(N_EMULATED))) + first(2, AHEAD))
+def test_emulated_devices_give_one_device_numbers(seed: int, n: int | None) -> None:
+    check(drawn(seed, n))
 
 
 @pytest.mark.parametrize("seed", first(3, (7, 12, 18, 21, 25, 30)))
@@ -79,13 +81,19 @@ EXCHANGES: Mapping[str, Callable[[Task], bool]] = {
     "receive": lambda task: task.work == FEED and "/received_" in task.site.name and bool(task.writes),
     "receive a gradient": lambda task: (task.work, task.direction, task.reads) == (FEED, BACKWARD, ()),
     "join micro-batches": lambda task: task.work == JOIN,
+    "look up ahead": lambda task: (task.work, task.site.name, task.micro_batch) == (COMPUTE, "Gather", -1),
+    "cut ahead": lambda task: task.work == CUT,
+    "send ahead": lambda task: (task.work, task.direction) == (SEND, FORWARD),
+    "receive a gradient of what was sent ahead": lambda task: (task.direction, task.site.kind) == (BACKWARD, SENT),
+    "join gradients of what was sent ahead": lambda task: (task.work, task.direction) == (JOIN, BACKWARD),
 }
 
 
 @pytest.mark.parametrize("kind", EXCHANGES)
 def test_what_no_task_exchanges_is_not_there(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a task that sends or receives a tensor or its gradient, or joins a tensor's parts, a step can't be built."""
-    draw = next(draw for seed in range(99) if (draw := drawn(seed)).n_stages == 2 and draw.n > 1 and not refusal(draw))
+    of_stages = (draw for seed in range(99) if (draw := drawn(seed)).n_stages == 2 and draw.n > 1 and not refusal(draw))
+    draw = drawn(*AHEAD[0]) if "ahead" in kind else next(of_stages)
     engine, feeds = engine_of(draw, plan_of(draw), ALONE), feeds_of(draw.model.graph, draw.model.batches[0])
     n_left_out = 0
 

@@ -67,13 +67,13 @@ class StepActions:
                 return ()  # a view of what was made again
             key = node, view.strategy.configs[node.name]
             if key not in self._of_operators:
-                self._of_operators[key] = self._of_operator(view, view.graph.operators[node.name], node)
+                self._of_operators[key] = self._of_operator(flow, view.graph.operators[node.name], node)
             return self._of_operators[key]
         if not node.tensor or (node.site.kind == SHARED and node.tensor not in view.strategy.shared):
             return ()
         if kind in (REGATHER, RESHARE) and not self._is_charged(view, node):
             return ()
-        forward, backward = self._of_resharding(flow.resharded(node.site)[1])
+        forward, backward = self._of_resharding(flow.at(node.site, node.micro_batch).resharded(node.site)[1])
         return backward if kind in (SHARE_BACK, RESHARD_BACK) else forward
 
     def _is_charged(self, view: StrategyView, node: StepNode) -> bool:
@@ -84,8 +84,8 @@ class StepActions:
         operands = ((op, i) for op in graph.consumers[node.tensor] for i, t in op.operands if t.name == node.tensor)
         return any(view.reads_regathered(*pair) for pair in operands if pair[0].name in view.interfaces)
 
-    def _of_operator(self, view: StrategyView, op: Operator, node: StepNode) -> Chain:
-        kind, micro_batch = node.kind, node.micro_batch
+    def _of_operator(self, flow: GradientFlow, op: Operator, node: StepNode) -> Chain:
+        kind, micro_batch, view = node.kind, node.micro_batch, flow.view
         rule, config = view.rules[op.name], view.strategy.configs[op.name]
         if kind == ROWS:
             return self._forward(row_reshardings(op, rule, config))
@@ -96,11 +96,12 @@ class StepActions:
             return _joined([*self._forward(own), *_computed(_share(total_ns, len(updates), node.number))])
         if op.type == VARIABLE:
             return ()
-        n_runs = view.graph.n_runs(op.result.name) if op.outputs else 1
+        n_runs = view.graph.n_runs(op.result.name) if op.outputs and micro_batch >= 0 else 1
         if kind == RECOMPUTE:
             return _computed(_share(total_ns - backward_ns, n_runs, micro_batch))
         differentiated = differentiated_operands(op, view.gradients)
-        inside = inner_reshardings(op, rule, config, differentiated)
+        run = flow.at(node.site, micro_batch).view  # of the full batch what is looked up ahead
+        inside = inner_reshardings(run.graph.operators[op.name], run.rules[op.name], config, differentiated)
         if kind in (BACKWARD, *HALVES):
             own_ns = _share(backward_ns, n_runs, micro_batch)
             if kind == DEFERRED:

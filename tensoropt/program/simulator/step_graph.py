@@ -43,7 +43,7 @@ from ..orders.passes import BACKWARD as BACKWARD_PASS
 from ..orders.passes import PARAMETERS, WORKS, Orders, Pass
 from ..orders.schedule import PLAIN, StepOrder
 from ..step import StepProgram, whole_program
-from ..tasks import COMPUTE, FEED, GLOBAL, OPERAND, OPERATOR, RESHARD, RESULT, SENT, SHARED, SUM, Site, Task, Value
+from ..tasks import COMPUTE, CUT, FEED, GLOBAL, OPERAND, OPERATOR, RESHARD, RESULT, SENT, SHARED, SUM, Site, Task, Value
 from ..tasks import JOIN as JOIN_TASK
 
 FORWARD, BACKWARD, UPDATE, WRITE, ROWS, LOSS, JOIN = "forward", "backward", "update", "write", "rows", "loss", "join"
@@ -174,7 +174,7 @@ def task_nodes(program: StepProgram, flow: GradientFlow) -> Iterator[tuple[Task,
     written: Counter[tuple[object, ...]] = Counter()
     for task in program.tasks:
         number = next((value.backward_pass for value in (*task.writes, *task.reads)), 0)
-        if task.work in (SUM, JOIN_TASK) or (task.work == FEED and not task.writes):
+        if task.work in (SUM, JOIN_TASK, CUT) or (task.work == FEED and not task.writes):
             yield task, ()
         elif task.work == RESHARD:
             yield task, tuple(_of_resharding(task, *ends, flow) for ends in zip(task.reads, task.writes, strict=True))

@@ -121,9 +121,9 @@ def fed_values(
     return rows
 
 
-def as_given(values: Values, micro_batch: int) -> Values:
-    """Return values that are there, whatever the micro-batch."""
-    return values
+def fed_to_all(values: Values, rows: Callable[[int], Values], micro_batch: int) -> Values:
+    """Return a batch as it is given, or emit a micro-batch's rows of it."""
+    return values if micro_batch < 0 else rows(micro_batch)
 
 
 def resharded(

@@ -20,10 +20,9 @@ from ...reschedule.cross_mesh import CrossMesh
 from ...reschedule.layout import Layout
 from ...sharding.stages import Crossing
 from ...sharding.strategy import StrategyView
-from .feed_shards import fed_values, resharded
+from .feed_shards import fed_to_all, fed_values, resharded
 from .functions import Feed
 from .parts import RunningStages, StagePart
-from .rows_ahead import SentAhead
 from .step_emission import Exchange, StepEmission
 from .transfers import Message
 
@@ -55,7 +54,6 @@ class FunctionEmission:
         self._kinds = ("", *fetch.train_steps)
         self._pending: dict[tuple[str, int], PendingUpdate] = {}
         self._steps: dict[int, StepEmission] = {}
-        self._ahead: dict[int, SentAhead] = {}
 
     def _is_used(self, crossing: Crossing) -> bool:
         """Return whether an operator that the target runs reads a tensor that crosses."""
@@ -73,15 +71,18 @@ class FunctionEmission:
         """The number of messages in which a tensor may cross: those of the micro-batches, and one for all."""
         return max(map(len, self._engine.micro_batches)) + 1
 
+    def _layout(self, crossing: Crossing, stage: int) -> Layout:
+        """Return the layout in which a stage has a tensor: of rows that micro-batches are sent ahead, all on each rank."""
+        view = self._view(stage)
+        layout = view.layout(view.graph.tensors[crossing.tensor])
+        is_cut = crossing.is_ahead and stage == crossing.source and view.graph.micro_batching is not None
+        return Layout.replicated(layout.mesh, len(layout.splits)) if is_cut else layout
+
     def _message(self, crossing: Crossing, micro_batch: int, step: str) -> Message:
         """Return the message of a tensor, or of its gradient in a training step."""
         is_gradient, stages = bool(step), (crossing.source, crossing.target)
-        views, devices = map(self._view, stages), (self._engine.views[stage].devices for stage in stages)
-        tensors = [(view, view.graph.tensors[crossing.tensor]) for view in views]
-        source, target = zip((view.layout(tensor) for view, tensor in tensors), devices, strict=True)
-        tensor = tensors[0][1]
-        if crossing.is_ahead and self._is_training and not is_gradient:
-            source = Layout.replicated(source[0].mesh, len(tensor.shape)), source[1]
+        tensor = self._view(crossing.source).graph.tensors[crossing.tensor]
+        source, target = ((self._layout(crossing, stage), self._engine.views[stage].devices) for stage in stages)
         (first, from_devices), (last, to_devices) = (target, source) if is_gradient else (source, target)
         first = first.with_partial(()) if is_gradient else first
         way = cheapest_way(first, last.with_partial(()), tensor.shape, from_devices, to_devices, self._engine.machine_of)
@@ -105,7 +106,7 @@ class FunctionEmission:
         stage = crossing.source if step else crossing.target
         view, resharder, path_finder = self._view(stage), self._resharders[stage], self._engine.states[stage].path_finder
         message, tensor = self._message(crossing, micro_batch, step), view.graph.tensors[crossing.tensor]
-        values, layout = self._transfers.receive(message, resharder, after), view.layout(tensor)
+        values, layout = self._transfers.receive(message, resharder, after), self._layout(crossing, stage)
         target = layout.with_partial(()) if step else layout
         return resharded(tensor, message.way.target, target, values, resharder, path_finder)
 
@@ -125,29 +126,20 @@ class FunctionEmission:
         own = (each for each in crossings if stage == (each.target if step else each.source))
         return [sent for crossing in own for sent in self._send(crossing, values, micro_batch, step)]
 
-    def _gradient(self, stage: int, name: str, micro_batch: int, step: str) -> Values | None:
-        """Emit the reception of a tensor's gradients from all stages that use it, and of those by what was sent ahead."""
+    def _gradient(self, stage: int, name: str, micro_batch: int, step: str) -> Values:
+        """Emit the reception of a tensor's gradients from all stages that use it."""
         crossings = (each for each in self._from(stage) if each.tensor == name and step in each.steps)
         terms = [self._receive(crossing, micro_batch, step) for crossing in crossings]
-        is_ahead = micro_batch < 0 and stage in self._ahead and (step, name) in self._ahead[stage].names
-        assert terms or is_ahead, f"no stage sends stage {stage} the gradient of {name} in step '{step}'"
-        if is_ahead:
-            terms += filter(None, [self._ahead[stage].gradients.get((step, name))])
-        return [tf.add_n(list(parts)) for parts in zip(*terms, strict=True)] if len(terms) > 1 else next(iter(terms), None)
+        assert terms, f"no stage sends stage {stage} the gradient of {name} in step '{step}'"
+        return [tf.add_n(list(parts)) for parts in zip(*terms, strict=True)] if len(terms) > 1 else terms[0]
 
     def _from(self, stage: int) -> list[Crossing]:
-        """Return what a stage's passes send; what it sends before them isn't among it."""
-        return [crossing for crossing in self._crossings if crossing.source == stage and not self._is_first(crossing)]
+        """Return what a stage sends."""
+        return [crossing for crossing in self._crossings if crossing.source == stage]
 
     def _to(self, stage: int) -> list[Crossing]:
         """Return what a stage receives."""
         return [crossing for crossing in self._crossings if crossing.target == stage]
-
-    def _is_first(self, crossing: Crossing) -> bool:
-        """Return whether a tensor is sent before all passes: rows that are looked up ahead; of a batch that is trained at
-        once also what follows from variables."""
-        is_at_once = self._is_training and not any(self._engine.micro_batches)
-        return crossing.is_ahead or (is_at_once and crossing not in self._engine.stages.awaited)
 
     # Functions
 
@@ -177,16 +169,16 @@ class FunctionEmission:
         stage_args = views, self._engine.micro_batches_of(self._fetch, stage), self._resharders[stage], state.path_finder
         feeds = self._fed.get((stage, False), {})
         sources = {feed.tensor.name: fed_values(feed, values, *stage_args) for feed, values in feeds.items()}
+        for feed, values in self._fed.get((stage, True), {}).items():
+            sources[feed.tensor.name] = partial(fed_to_all, values, sources[feed.tensor.name])
         return sources | {crossing.tensor: partial(self._received, crossing) for crossing in self._to(stage)}
 
     def _step(self, stage: int, chain: PassChain) -> StepEmission:
         state, part, view, stages = self._engine.states[stage], self._parts[stage], self._view(stage), self._engine.stages
-        sources, crossings = self._fed_values(stage), self._from(stage)
-        # Variables whose gradients come in part from what the stage sends before its passes.
-        tables = self._ahead[stage].names if stage in self._ahead else ()
+        sources = self._fed_values(stage)
         divides = stage in self._deferring_stages or (self._is_training and bool(self._branches(stage)))
         steps = self._fetch.train_steps
-        ends = ends_of(stages, stage, view.graph, crossings, self._to(stage), steps, divides, tables)
+        ends = ends_of(stages, stage, view.graph, self._from(stage), self._to(stage), steps, divides)
         resharder = self._resharders[stage]
         program = step_program(
             view, state.path_finder, ends=ends, fetch=part.fetch, given=sources.keys(), in_buckets=resharder.joins,
@@ -200,24 +192,8 @@ class FunctionEmission:
             self._engine.micro_batches_of(self._fetch, stage),
         )  # fmt: skip
 
-    def _send_first(self) -> None:
-        """Emit what stages send before their passes."""
-        for stage, state in sorted(self._engine.states.items()):
-            crossings = [crossing for crossing in self._crossings if crossing.source == stage and self._is_first(crossing)]
-            if crossings:
-                views, resharder = self._engine.views[stage], self._resharders[stage]
-                feeds = {**self._fed.get((stage, False), {}), **self._fed.get((stage, True), {})}
-                values_by_name = {feed.tensor.name: values for feed, values in feeds.items()}
-                rows_ahead = SentAhead(
-                    views, state, resharder, self._engine.micro_batches[stage] if self._is_training else (),
-                    crossings, self._variables(stage), values_by_name, self._fetch.train_steps,
-                )  # fmt: skip
-                rows_ahead.send(self._send, self._receive)
-                self._ahead[stage] = rows_ahead
-
     def run(self) -> dict[int, list[Values]]:
         """Emit the function; return what each stage fetches."""
-        self._send_first()
         chains = self._chains()
         for stage in sorted(self._engine.states):
             self._steps[stage] = self._step(stage, chains[stage])

@@ -11,6 +11,7 @@ from ...ir.graph import PLACEHOLDER, Graph
 from ...ir.micro_batching import MicroBatch
 from ...program.fetch import Fetch, operators_of
 from ...program.orders.passes import Orders
+from ...program.stage_ends import ahead_alone
 from ...sharding.model import Model
 from ...sharding.stages import Stages
 from ...sharding.strategy import Strategy, StrategyView
@@ -115,7 +116,7 @@ def parts_of(stages: Stages, views: Sequence[StageView], fetch: Fetch, fed_names
         incoming = {crossing.tensor for crossing in stages.crossings if crossing.target == stage}
         members = operators_of(graph, own_fetch, fed_names) | graph.ancestors(roots, (), fed_names)
         members = {n for n in members if n in whole or graph.operators[n].type == PLACEHOLDER}  # not a stand-in loss
-        members -= _ahead_alone(stages, graph, own_fetch, members)
+        members -= ahead_alone(stages, graph, own_fetch, members)
         for name in sorted(members):
             op = graph.operators[name]
             if op.type == PLACEHOLDER and op.result.name in incoming:
@@ -127,20 +128,6 @@ def parts_of(stages: Stages, views: Sequence[StageView], fetch: Fetch, fed_names
         replace(part, ahead=_run_ahead(stages, views[stage].whole.graph, stage, requests, fed_names, fetch))
         for stage, part in enumerate(parts)
     ]
-
-
-def _ahead_alone(stages: Stages, graph: Graph, own_fetch: Fetch, operators: set[str]) -> set[str]:
-    """Return the lookups that a stage runs ahead alone: nothing that it needs otherwise uses their rows."""
-    fetched = {tensor.name for tensor, _ in own_fetch.tensors}
-    return {
-        name
-        for name in operators.intersection(stages.ahead.lookups)
-        if graph.operators[name].result.name not in fetched
-        and not any(
-            op.name in operators and op.name in stages.whole.graph.operators
-            for op in graph.consumers.get(graph.operators[name].result.name, ())
-        )
-    }
 
 
 def _run_ahead(

@@ -25,7 +25,6 @@ from ...lowering.pass_chain import BackwardOperators, PassChain
 from ...lowering.resharding.reshard import Resharder
 from ...optimizers.running_optimizer import Emission, PendingUpdate
 from ...program.gradient_flow import GradientFlow
-from ...program.stage_ends import OfStep
 from ...program.step import StepProgram
 from ...program.tasks import ACCUMULATED, BACKWARD, FEED, FORWARD, JOIN, OPERAND, RESULT, SEND, UPDATE, Site, Task, Value
 from ...sharding.consumers import HYPERPARAMETER
@@ -49,7 +48,7 @@ class Exchange:
     """
 
     send: Callable[[str, Values, int, str], Values]
-    gradient: Callable[[str, int, str], Values | None]
+    gradient: Callable[[str, int, str], Values]
     update: Callable[[str, PendingUpdate], None] = lambda step, update: None
 
 
@@ -131,20 +130,11 @@ class StepEmission(TaskEmission):
         self.run(self._program.tasks[self._passes[-1] :])
         for name in tuple(self._pending_steps):
             self._apply(name)
-        return self.fetched()
-
-    def fetched(self) -> list[Values]:
-        """Return the values of the tensors that the function returns, when they have been emitted."""
         return [self.value(value) for value in self._program.fetched]
 
     def end(self) -> None:
         """Put the last backward pass and the updates in order, when all have been emitted."""
         self._chain.end(self.record)
-
-    def gradients(self) -> dict[OfStep, Values]:
-        """Return the gradients of variables that the function returns, by training step and tensor."""
-        gradients = {of: self.values_or_none(value) for of, value in self._program.gradients.items()}
-        return {of: values for of, values in gradients.items() if values is not None}
 
     def unread(self, index: int) -> list[tf.Tensor]:
         """Return the numbers that operators of a micro-batch have computed so far and that no operator has read."""
@@ -167,7 +157,7 @@ class StepEmission(TaskEmission):
             return
         values = self._exchange.gradient(task.site.name, task.micro_batch, task.step)
         self.values[task.writes[0]] = values
-        self._gates.setdefault(task.micro_batch, []).extend(value.op for value in values or ())
+        self._gates.setdefault(task.micro_batch, []).extend(value.op for value in values)
 
     def _send(self, task: Task) -> None:
         """Emit the sending of a tensor to a later stage, or of its gradient to an earlier one."""

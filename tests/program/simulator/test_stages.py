@@ -7,12 +7,11 @@ from itertools import pairwise
 
 import accumulate.models as models
 import pytest
+from one_device import drawing
 from one_device.models import recorded
 from pipeline.test_plans import plan_of
 
-from tensoropt.common.errors import InputError
 from tensoropt.ft import Budget
-from tensoropt.plan.plan import Plan
 from tensoropt.plan.simulation import simulate_plan
 from tensoropt.profiling.hardware import named
 from tensoropt.program.orders.passes import BACKWARD, FORWARD, PARAMETERS, Pass
@@ -21,7 +20,6 @@ from tensoropt.program.simulator.step_graph import SEND
 from tensoropt.program.tasks import RESULT
 from tensoropt.search.options import find_answer
 from tensoropt.search.request import request_of
-from tensoropt.sharding.stages import Stages
 
 
 @pytest.mark.parametrize(
@@ -70,9 +68,10 @@ def test_each_training_step_sends_its_own_gradients_back() -> None:
     assert {number for _, number in sent} == {0, 1}
 
 
-def test_lookups_ahead_of_stages_are_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = models.recorded("tied", "adam").model
-    plan = plan_of("tied", 2, 2)
-    monkeypatch.setattr(Plan, "cut", lambda self, model: Stages(model, ("Tanh",)))
-    with pytest.raises(InputError, match="look up rows of tables for later stages"):
-        simulate_plan(plan, model, named("v100-1x4"))
+@pytest.mark.parametrize("seed", [13, 625])
+def test_rows_are_sent_to_each_micro_batch_ahead_and_their_gradients_come_back(seed: int) -> None:
+    draw = drawing.drawn(seed, 4)
+    nodes = simulate_plan(drawing.plan_of(draw), draw.model.model, named(draw.cluster)).timeline.graph.nodes
+    for name in ("Gather:0", "Gather_1:0"):
+        sent = sorted((node.stage, node.micro_batch) for node in nodes if (node.kind, node.name) == (SEND, name))
+        assert sent == [(stage, index) for stage in (0, 1) for index in (range(draw.n) if draw.n > 1 else [-1])]
