@@ -238,6 +238,10 @@ class SearchedWhole(SearchedStages):
         numbers, time_us = np.arange(len(frontier))[None], frontier.costs.time_ns / 1e3
         return (StageCombinations(order, numbers, frontier.peaks[None], time_us),)
 
+    def step_us(self, searched_us: Sequence[Times], order: StepOrder) -> Times:
+        (time_us,) = searched_us  # without the loop over passes, which loads Numba
+        return time_us
+
     def timeline(self, points: Sequence[int], order: StepOrder) -> None:
         return None
 
