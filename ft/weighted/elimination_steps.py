@@ -38,7 +38,7 @@ class Grouping:
 
     @cached_property
     def is_all(self) -> bool:
-        """Whether each state is a class of its own, in order."""
+        """Whether each class is of one state, and classes are in the order of states."""
         return len(self.class_of) == self.n_classes and bool((self.class_of[1:] > self.class_of[:-1]).all())
 
     @cached_property

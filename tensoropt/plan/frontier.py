@@ -114,7 +114,7 @@ class Frontier(CostedPoints, Generic[PointT]):
 
     @cached_property
     def gaps(self) -> np.ndarray:
-        """By what share plans in the same stages and order may be better in memory and time, float64[P]."""
+        """The most by which a plan of the same stages and order may beat each point in both costs (.01: 1 %), float64[P]."""
         return np.array([point.gap for point in self.points_of], np.float64)
 
     @cached_property

@@ -69,7 +69,7 @@ class Point(Protocol):
 
     @property
     def gap(self) -> float:
-        """By what share plans of its stages and order may be better in both memory and time at most (.01: 1 %)."""
+        """The most by which a plan of the same stages and order may beat the point in both memory and time (.01: 1 %)."""
 
     @property
     def bound_us(self) -> float | None:

@@ -39,3 +39,14 @@ def backward_passes_of(graph: Graph, fetch: Fetch, names: set[str]) -> list[Grad
     """Return the backward passes that a function runs, of which ``names`` are the operators."""
     needed = {op.attrs["of"] for op in graph.operators.values() if op.type == GRADIENT and op.name in names}
     return [each for each in graph.backward_passes if each.name in fetch.train_steps or each.name in needed]
+
+
+def trained_tensors(graph: Graph, gradients: Gradients) -> set[str]:
+    """Return the names of the variables' tensors with respect to which gradients are taken."""
+    return {graph.operators[name].result.name for name in gradients.variables if name not in graph.lookups}
+
+
+def trained_rows(graph: Graph, gradients: Gradients) -> set[str]:
+    """Return the names of what lookups find in variables that gradients are taken of and that are updated by rows."""
+    lookups = [name for variable in gradients.variables for name in graph.lookups.get(variable, ())]
+    return {graph.operators[name].result.name for name in lookups}

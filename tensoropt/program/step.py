@@ -12,7 +12,7 @@ from ..sharding.micro_batches import SUM as IS_SUM
 from ..sharding.resharding import PathFinder
 from ..sharding.strategy import StrategyView
 from .deferral import divided
-from .fetch import Fetch, all_of, backward_passes_of, operators_of
+from .fetch import Fetch, all_of, backward_passes_of, operators_of, trained_rows, trained_tensors
 from .forward import ForwardPass, results_of
 from .gradient_flow import GradientFlow
 from .stage_ends import NOTHING_CROSSES, StageEnds, add_gradients_ahead, fed_gradients, send, send_ahead, sent_back
@@ -187,10 +187,9 @@ class _Step:
         self._pass = self._once
 
     def _written_at_once(self, operators: Sequence[Operator], ahead: Collection[str]) -> StepProgram:
-        """Write a function that takes its batch at once; what it fetches is resharded as soon as it is there.
+        """Write a function that takes its batch at once, the operators of these names before its passes.
 
-        Args:
-            ahead: the names of the operators that run before the passes.
+        What it fetches is resharded as soon as it is there.
         """
         graph, late = self.graph, self.graph.late
         for op in operators:
@@ -217,7 +216,7 @@ class _Step:
         self._take(*self.takes)
         first_added = len(self.tasks)
         for gradients in self.takes:
-            self._add_ahead(gradients, self._taken[gradients.name], self._variables(gradients))
+            self._add_ahead(gradients, self._taken[gradients.name], trained_tensors(self.graph, gradients))
         additions = self.tasks[first_added:]
         self._train([graph.train_steps[name] for name in self.fetch.train_steps if name not in self._trained])
         fetched = tuple(self._pass.operand(*pair) for pair in sites)
@@ -312,7 +311,7 @@ class _Step:
             name, number, returned = gradients.name, self._number[gradients.name], self.ends.returned_of(gradients.name)
             self._add_ahead(gradients, sums[name], copies)
             seeds = sums[name] | fed_gradients(self.ends, self._pass, 1, name, number)
-            self._taken[name] = self._pass.back(seeds, self._variables(gradients) | returned, number)
+            self._taken[name] = self._pass.back(seeds, trained_tensors(self.graph, gradients) | returned, number)
             self.tasks += sent_back(self._pass, self._taken[name], returned, name)
         self._train([self.graph.train_steps[name] for name in self.fetch.train_steps], rows)
         return fetched
@@ -356,15 +355,6 @@ class _Step:
         position = self.graph.given_gradients[variable].index(tensor)
         return self._pass.operand(Site(OPERAND, variable, position), tensor)
 
-    def _variables(self, gradients: Gradients) -> set[str]:
-        """Return the names of the variables' tensors with respect to which gradients are taken."""
-        return {self.graph.operators[name].result.name for name in gradients.variables if name not in self.graph.lookups}
-
-    def _lookup_results(self, gradients: Gradients) -> set[str]:
-        """Return the names of what lookups find in variables that are updated by rows."""
-        lookups = [name for variable in gradients.variables for name in self.graph.lookups.get(variable, ())]
-        return {self.graph.operators[name].result.name for name in lookups}
-
     def _resharded_loss(self, gradients: Gradients) -> Tensor | None:
         """Write the resharding of the loss that a backward pass begins with; return it, None in a stage without it."""
         loss = self.ends.losses.get(gradients.name, gradients.loss)
@@ -395,7 +385,7 @@ class _Step:
             seeds = {} if self.ends.losses.get(name, gradients.loss) is None else {site: Value(site, GRADIENT_OF)}
             for seed in seeds.values():
                 self._pass.append(Task(FEED, BACKWARD, site, (Value(site),), (seed,)))
-            starts = {*(copies or self._variables(gradients)), *self._lookup_results(gradients), *returned}
+            starts = {*(copies or trained_tensors(self.graph, gradients)), *trained_rows(self.graph, gradients), *returned}
             arrived[name] = self._pass.back({**seeds, **received[name]}, starts, self._number[name])
             sent += sent_back(self._pass, arrived[name], returned - self.ends.late, name)
             sent_last += sent_back(self._pass, arrived[name], returned & self.ends.late, name)

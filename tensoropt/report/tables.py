@@ -12,7 +12,7 @@ from ..common.words import listed
 from .plan_rows import Row
 
 COSTS_HEADERS = ("paper's\nsum", "memory\nper device", "time\n(us)", "compute\n(us)", "network\n(us)")
-"""Of a point's costs, in two lines, so that a table of points fits a terminal."""
+"""Headers of the columns of points' costs: two lines each, so that a table fits a terminal."""
 
 
 def table(rows: Sequence[Sequence[Any]], headers: Sequence[str], n_left: int = 1) -> str:
