@@ -55,7 +55,7 @@ class Guide:
     """Rounds of guided search on one problem; their results add up.
 
     Attributes:
-        use_ldp: whether to solve by LDP what elimination leaves.
+        uses_ldp: whether to solve by LDP what elimination leaves.
         max_points: longer frontiers of partial problems are thinned to this many points.
         report: called after eliminations.
         gap: the gap to aim for.
@@ -65,7 +65,7 @@ class Guide:
     """
 
     problem: Problem
-    use_ldp: bool
+    uses_ldp: bool
     max_points: int
     report: Report
     gap: float
@@ -131,5 +131,5 @@ class Guide:
         thinning = Thinning.of(restricted, max(EPSILON, self.gap / 2), self.max_points, least)
         reduced = without_replaceable(restricted)
         states = supported_states(reduced)
-        tracked = track(reduced.restricted(states), self.use_ldp, thinning, _RESTRICTED, self.report)
+        tracked = track(reduced.restricted(states), self.uses_ldp, thinning, _RESTRICTED, self.report)
         return replace(tracked, strategies=in_states(in_states(tracked.strategies, states), subsets))

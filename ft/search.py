@@ -75,7 +75,7 @@ class _Search:
 
     def __init__(self, problem: Problem, algorithm: str, progress: Progress | None, budget: Budget) -> None:
         self.problem, self.algorithm, self.progress, self.budget = interned(problem), algorithm, progress, budget
-        self.use_ldp = algorithm == "ft-ldp"
+        self.uses_ldp = algorithm == "ft-ldp"
         self.start, self.deadline = time.monotonic(), math.inf
 
     def run(self) -> Frontier:
@@ -93,7 +93,7 @@ class _Search:
 
     def _by_weights(self, best: Frontier | None) -> Frontier:
         """Search by the phases 2 and 3 of the module docstring, beginning with what phase 1 found, if anything."""
-        guide = Guide(self.problem, self.use_ldp, self.budget.max_points, self._report, self.budget.gap)
+        guide = Guide(self.problem, self.uses_ldp, self.budget.max_points, self._report, self.budget.gap)
         start = time.monotonic()
         guide.round()
         best = self._with_guided(best, guide)
@@ -133,7 +133,7 @@ class _Search:
         reduced = reduced.restricted(states)
         thinning = Thinning.of(reduced, 0.0, self.budget.max_points)
         try:
-            tracked = track(reduced, self.use_ldp, thinning, limits, self._report)
+            tracked = track(reduced, self.uses_ldp, thinning, limits, self._report)
         except TooLargeError:
             return None
         has_slack = any(tracked.slack)

@@ -36,11 +36,11 @@ class Solver:
     """Solves graphs of tables.
 
     Attributes:
-        use_ldp: whether to keep the linear graph for LDP.
+        uses_ldp: whether to keep the linear graph for LDP.
         report: called after each elimination.
     """
 
-    use_ldp: bool
+    uses_ldp: bool
     limits: Limits
     report: Report
 
@@ -56,7 +56,7 @@ class Solver:
         """
         blocked = self._eliminate_exactly(graph)
         if blocked is None:
-            for line in linear_graphs(graph) if self.use_ldp else ():
+            for line in linear_graphs(graph) if self.uses_ldp else ():
                 linear_dynamic_programming(graph, line, lambda: self.report(graph))
             return graph
         if self.limits.is_strict:
@@ -102,4 +102,4 @@ class Solver:
 
     def _free(self, graph: TableGraph) -> set[int]:
         """Return the variables that may be eliminated now: with LDP those that are neither marked nor cut vertices."""
-        return set(graph.variables).difference(held_variables(graph) if self.use_ldp else ())
+        return set(graph.variables).difference(held_variables(graph) if self.uses_ldp else ())

@@ -36,7 +36,7 @@ class Tracked(Found):
     slack: Slack
 
 
-def track(problem: Problem, use_ldp: bool, thinning: Thinning, limits: Limits, report: Report) -> Tracked:
+def track(problem: Problem, uses_ldp: bool, thinning: Thinning, limits: Limits, report: Report) -> Tracked:
     """Solve a problem.
 
     Raises:
@@ -44,7 +44,7 @@ def track(problem: Problem, use_ldp: bool, thinning: Thinning, limits: Limits, r
         TooLargeError: ``max_work`` was reached, or ``max_cells`` in a strict run.
     """
     graph = table_graph(problem, thinning, limits.max_work)
-    solution = Solver(use_ldp, limits, report).solve(graph)
+    solution = Solver(uses_ldp, limits, report).solve(graph)
     result = solution.tables[()]
     strategies = unroll(result.trace, result.n_points, len(problem.nodes), solution.fixed)
     return Tracked(result.mem, result.time, strategies, solution.counts, result.slack)

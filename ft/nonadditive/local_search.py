@@ -73,13 +73,13 @@ class Options:
     allowed: Ints
     _best: dict[tuple[bool, int], int] = field(default_factory=dict)
 
-    def best(self, by_time: bool, n_large: int) -> int:
+    def best(self, is_by_time: bool, n_large: int) -> int:
         """Return the allowed state of least time, or else of least memory with the mean of the large segments added."""
-        key = by_time, n_large
+        key = is_by_time, n_large
         if key not in self._best:
             mem = (self.mem + self.segments.sum(axis=0) // n_large)[self.allowed]
             time_ns = self.time[self.allowed]
-            self._best[key] = int(self.allowed[np.lexsort((mem, time_ns) if by_time else (time_ns, mem))[0]])
+            self._best[key] = int(self.allowed[np.lexsort((mem, time_ns) if is_by_time else (time_ns, mem))[0]])
         return self._best[key]
 
 

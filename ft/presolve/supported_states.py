@@ -46,9 +46,9 @@ def _allowed(problem: Problem) -> tuple[list[Mask], list[Mask]]:
 def _drop_unsupported(problem: Problem, pairs: list[Mask], states: list[Mask]) -> None:
     """Drop the unsupported states of all nodes in ``states``; raise an error if a node has no state left."""
     cache: dict[tuple[int, bytes, int], Mask] = {}  # by an edge's mask, what is kept of the other end, and its axis
-    changed = True
-    while changed:
-        changed = False
+    has_changed = True
+    while has_changed:
+        has_changed = False
         for edge, mask in zip(problem.edges, pairs, strict=True):
             for end, other, axis in ((edge.source, edge.target, 1), (edge.target, edge.source, 0)):
                 key = id(mask), states[other].tobytes(), axis
@@ -58,7 +58,7 @@ def _drop_unsupported(problem: Problem, pairs: list[Mask], states: list[Mask]) -
                 if np.count_nonzero(supported) == np.count_nonzero(states[end]):
                     continue
                 states[end] = supported
-                changed = True
+                has_changed = True
                 if not supported.any():
                     raise InfeasibleError(
                         f"no strategy is allowed: no state of {problem.nodes[end].name!r} is left that edge "

@@ -55,11 +55,11 @@ def _merge_row(old: Any, n: int, new: Any, run_mem: Any, run_time: Any, begin: i
     least = np.int64(1) << 62
     mem, time, origin = point
     while i < n or j < end:
-        from_old = j >= end
+        is_from_old = j >= end
         if i < n and j < end:
             row = run_mem[j] + mem
-            from_old = old[0, i] < row or (old[0, i] == row and old[1, i] <= run_time[j] + time)
-        if from_old:
+            is_from_old = old[0, i] < row or (old[0, i] == row and old[1, i] <= run_time[j] + time)
+        if is_from_old:
             if old[1, i] < least:
                 least = old[1, i]
                 new[0, n_new], new[1, n_new], new[2, n_new], new[3, n_new] = old[0, i], least, old[2, i], old[3, i]
@@ -283,11 +283,11 @@ def _exchange(own: Any, rows: Any, bounds: Any, state: int, other: int, limit: i
     mem, time = own[0, other] - own[0, state], own[1, other] - own[1, state]
     forbidden = -1
     for edge in range(len(bounds) - 1):
-        most_mem, most_time, is_forbidden, meets = -never, -never, False, False
+        most_mem, most_time, is_forbidden, has_pair = -never, -never, False, False
         for y in range(bounds[edge], bounds[edge + 1]):
             if rows[0, state, y] < limit:
                 if rows[0, other, y] < limit:
-                    meets = True
+                    has_pair = True
                     most_mem = max(most_mem, rows[0, other, y] - rows[0, state, y])
                     most_time = max(most_time, rows[1, other, y] - rows[1, state, y])
                 else:
@@ -295,7 +295,7 @@ def _exchange(own: Any, rows: Any, bounds: Any, state: int, other: int, limit: i
                     if forbidden >= 0:
                         break
         if is_forbidden:
-            if forbidden >= 0 or not meets:
+            if forbidden >= 0 or not has_pair:
                 return mem, time, edge, True
             forbidden = edge
         worst[0, edge], worst[1, edge] = most_mem, most_time

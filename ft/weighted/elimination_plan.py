@@ -97,7 +97,7 @@ class EliminationPlan:
         return list(groups.values())
 
     @property
-    def exact(self) -> bool:
+    def is_exact(self) -> bool:
         """Return whether no bucket was split, so that the least sum is exact and not just a lower bound."""
         return all(len(step.buckets) == 1 for step in self.steps)
 

@@ -161,7 +161,7 @@ class Hull:
         They lie between the shares of the two neighbouring lines. With them the bound is at least what these lines prove.
         The result is None if such shares are not known, or not needed because the search is exact.
         """
-        if self.search.plan.exact or not 0 < index < len(self.lines):
+        if self.search.plan.is_exact or not 0 < index < len(self.lines):
             return None
         low, high = self.lines[index - 1], self.lines[index]
         shares = [self.search.shares.get((line.mem_weight, line.time_weight)) for line in (low, high)]

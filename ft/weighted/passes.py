@@ -58,14 +58,14 @@ class Least:
     Attributes:
         weights: the weights of memory and of time.
         bound: no strategy has a lower weighted cost.
-        exact: whether ``strategy`` has exactly this cost, so that it is the best.
+        is_exact: whether ``strategy`` has exactly this cost, so that it is the best.
         strategy: int32[n_nodes], a real one; None if none was found.
         mem_bytes, time_ns: the strategy's costs; 0 if there is none.
     """
 
     weights: tuple[float, float]
     bound: float
-    exact: bool
+    is_exact: bool
     strategy: npt.NDArray[np.int32] | None
     mem_bytes: int
     time_ns: int
@@ -73,7 +73,7 @@ class Least:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Marginals:
-    """Lower bounds on the weighted cost of strategies with a given state; exact where ``least.exact``.
+    """Lower bounds on the weighted cost of strategies with a given state; exact where ``least.is_exact``.
 
     Attributes:
         least: the result for all strategies.

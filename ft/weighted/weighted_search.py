@@ -136,7 +136,7 @@ class WeightedSearch:
         best: tuple[float, Shares, Moves] | None = None  # the total, the shares, and how they may change
         is_even = (shares is None or shares.is_even) and len(self.setting.split) > _FEW_SPLIT
         try:
-            for _ in range(1 if self.plan.exact else N_ROUNDS):
+            for _ in range(1 if self.plan.is_exact else N_ROUNDS):
                 run = WeightedPass(self.setting, weights, shares)
                 total, least = run.total, run.least()
                 if least.strategy is not None:

@@ -31,10 +31,10 @@ class BackwardPass:
         aliases: operands that are what was made again itself, without a resharding.
     """
 
-    def __init__(self, flow: GradientFlow, micro_batch: MicroBatch | None = None, in_buckets: bool = True) -> None:
-        """Begin without tasks; ``in_buckets`` says whether small gradients are summed together."""
+    def __init__(self, flow: GradientFlow, micro_batch: MicroBatch | None = None, uses_buckets: bool = True) -> None:
+        """Begin without tasks; ``uses_buckets`` says whether small gradients are summed together."""
         self.flow, self.view, self.path_finder, self.micro_batch = flow, flow.view, flow.path_finder, micro_batch
-        self.in_buckets = in_buckets and not flow.is_whole
+        self.uses_buckets = uses_buckets and not flow.is_whole
         self.tasks: list[Task] = []
         self.arrived: dict[Site, Value] = {}
         self._residuals = Residuals(self.flow, self.tasks)
@@ -109,7 +109,7 @@ class BackwardPass:
         paths = self.path_finder.paths(resharding)
         if paths.backward is None:
             return
-        if paths.in_bucket and self.in_buckets:
+        if paths.in_bucket and self.uses_buckets:
             (step,) = paths.backward.steps
             key = step.group_axes, tensor.dtype
             self._buckets.setdefault(key, {})[site] = gradient

@@ -49,19 +49,19 @@ class ForwardPass:
         once: ForwardPass | None,
         micro_batch: MicroBatch | None,
         is_training: bool,
-        in_buckets: bool,
+        uses_buckets: bool,
     ) -> None:
         """Begin without tasks.
 
         Args:
             once: for a micro-batch, the pass of all that is computed once.
-            in_buckets: whether small gradients are summed together.
+            uses_buckets: whether small gradients are summed together.
         """
         self.flow, self.view, self.path_finder, self.tasks, self.aliases = flow, flow.view, flow.path_finder, tasks, aliases
         self.once, self.is_training = once, is_training
         self.sites: list[Site] = []
         self.made: set[Value] = set()
-        self.backward = BackwardPass(flow, micro_batch, in_buckets)
+        self.backward = BackwardPass(flow, micro_batch, uses_buckets)
         self.micro_batch = micro_batch.index if micro_batch is not None else -1
         self._copies: dict[tuple[str, Layout], Value] = {}
 

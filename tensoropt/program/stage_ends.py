@@ -23,7 +23,7 @@ class StageEnds:
         received: what other stages compute. A micro-batch's is there from the beginning of its forward pass.
         returned: training steps, each with the name of one of them whose gradient of the step's loss is sent back.
         divides: whether a backward pass runs first what these gradients need, see :func:`.deferral.divided`.
-        in_passes: whether the bytes of each micro-batch's passes are counted; else those of a step, one after the other.
+        counts_passes: whether the bytes of each micro-batch's passes are counted; else those of a step, one after the other.
         sent: the tensors that it sends, in order. This and what follows is of a program that is run.
         given: training steps, each with the name of a tensor whose gradient other stages send to it.
         late: the tensors of ``returned`` whose gradients no pass of another stage waits for.
@@ -37,7 +37,7 @@ class StageEnds:
     received: frozenset[str] = frozenset()
     returned: frozenset[OfStep] = frozenset()
     divides: bool = False
-    in_passes: bool = True
+    counts_passes: bool = True
     sent: tuple[str, ...] = ()
     given: tuple[OfStep, ...] = ()
     late: frozenset[str] = frozenset()
@@ -50,7 +50,7 @@ class StageEnds:
         return frozenset(tensor for name, tensor in self.returned if name == step)
 
 
-NOTHING_CROSSES = StageEnds(in_passes=False)
+NOTHING_CROSSES = StageEnds(counts_passes=False)
 """The ends of a step that isn't cut."""
 
 

@@ -75,7 +75,7 @@ def step_program(
     ends: StageEnds = NOTHING_CROSSES,
     fetch: Fetch | None = None,
     given: Collection[str] = (),
-    in_buckets: bool = True,
+    uses_buckets: bool = True,
     needed: set[str] | None = None,
 ) -> StepProgram:
     """Return the program of a function under a strategy; operators without a config aren't run.
@@ -85,11 +85,11 @@ def step_program(
         ends: what a stage of a pipeline exchanges with others.
         fetch: what the function runs and returns; None for all training steps, or for the whole graph if it has none.
         given: the names of the tensors that are fed, beside those that placeholders stand for.
-        in_buckets: whether small gradients are summed together.
+        uses_buckets: whether small gradients are summed together.
         needed: the names of the operators that are run, if they aren't just those of the function.
     """
     flow = GradientFlow(view, path_finder)
-    return _Step(flow, fetch or all_of(view.graph), given, ends, in_buckets, needed).written(most_micro_batches)
+    return _Step(flow, fetch or all_of(view.graph), given, ends, uses_buckets, needed).written(most_micro_batches)
 
 
 def whole_program(
@@ -117,7 +117,7 @@ class _Step:
         fetch: Fetch,
         given: Collection[str],
         ends: StageEnds,
-        in_buckets: bool,
+        uses_buckets: bool,
         needed: set[str] | None,
     ) -> None:
         self.flow, self.view, self.graph, self.ends = flow, flow.view, flow.view.graph, ends
@@ -128,7 +128,7 @@ class _Step:
         self._number = {name: number for number, name in enumerate((*self.graph.gradients, *self.graph.train_steps))}
         self.tasks: list[Task] = []
         self.aliases: dict[Value, Value] = {}
-        self._options = bool(self.takes or fetch.train_steps), in_buckets
+        self._options = bool(self.takes or fetch.train_steps), uses_buckets
         self._pass = self._once = ForwardPass(flow, self.tasks, self.aliases, None, None, *self._options)
         # What is sent before all passes, computed of the whole batch.
         self._ahead = self._once

@@ -82,13 +82,13 @@ class ReshardingPaths:
 class PathFinder:
     """The cheapest paths of reshardings under a cost model, each found only once.
 
-    ``choose`` picks a path: by default the cheapest; in tests any legal one. With ``in_buckets`` False (in tests) every
+    ``choose`` picks a path: by default the cheapest; in tests any legal one. With ``uses_buckets`` False (in tests) every
     gradient is summed by itself.
     """
 
     costs: StepCosts
     choose: Callable[[Layout, Layout, Shape, int, StepCosts], Path] = cheapest_path
-    in_buckets: bool = True
+    uses_buckets: bool = True
     _known: dict[Resharding, ReshardingPaths] = field(default_factory=dict, init=False, repr=False)
     _paths: dict[tuple[Layout, Layout, Shape, int], Path] = field(default_factory=dict, init=False, repr=False)
 
@@ -96,7 +96,7 @@ class PathFinder:
         """Return the cheapest forward path, and the cheapest backward path where a gradient comes back."""
         paths = self._known.get(resharding)
         if paths is None:
-            in_bucket = self.in_buckets and resharding.in_bucket
+            in_bucket = self.uses_buckets and resharding.in_bucket
             backward = _one_sum(resharding) if in_bucket else self._backward(resharding)
             paths = self._known[resharding] = ReshardingPaths(self._forward(resharding), backward, in_bucket)
         return paths

@@ -56,8 +56,8 @@ def test_a_bucket_gives_the_bits_of_separate_sums(
     model = zoo.record(function, "adam")
     view = data_parallel(model)
 
-    def run(in_buckets: bool) -> tuple[list[np.ndarray], tuple[Collective, ...]]:
-        path_finder = PathFinder(PlainCosts(), in_buckets=in_buckets)
+    def run(uses_buckets: bool) -> tuple[list[np.ndarray], tuple[Collective, ...]]:
+        path_finder = PathFinder(PlainCosts(), uses_buckets=uses_buckets)
         return trained(engine_of(model, view, path_finder, EmulatedBackend(MESH), in_order), model)
 
     alone, each = run(False)
@@ -98,7 +98,7 @@ def test_what_goes_into_a_bucket_costs_its_share_of_one(extent: int, unreduced: 
         share_ns = math.floor(COSTS.time_ns("all_reduce", MESH, axes, BUCKET_BYTES) * 4 * extent / BUCKET_BYTES)
         assert path_finder.time_ns(resharding) == bucket_share_ns(resharding, COSTS) == share_ns
     else:
-        assert path_finder.time_ns(resharding) == PathFinder(COSTS, in_buckets=False).time_ns(resharding)
+        assert path_finder.time_ns(resharding) == PathFinder(COSTS, uses_buckets=False).time_ns(resharding)
 
 
 def test_a_gradient_with_further_consumers_is_not_deferred() -> None:

@@ -48,7 +48,7 @@ def test_every_strategy_is_above_the_staircase(max_cells: int, everything: bool)
         hull = lagrangian(WeightedSearch(problem, max_cells))
         assert below(hull.bound, true.mem_bytes, true.time_ns).all()
         real_points(problem, hull.found)
-        if hull.search.plan.exact and max(true.mem_bytes.max(), true.time_ns.max()) < 1 << 12:
+        if hull.search.plan.is_exact and max(true.mem_bytes.max(), true.time_ns.max()) < 1 << 12:
             n_exact += 1
             corners = corners_of_hull(true.mem_bytes.tolist(), true.time_ns.tolist())
             n_corners += len(corners)

@@ -60,11 +60,11 @@ def searches(
 @pytest.mark.parametrize("batch", range(3))
 def test_least_and_marginals_equal_enumeration(batch: int) -> None:
     for problem, search, (strategies, mem, time_ns) in searches(range(batch * 40, batch * 40 + 40), 1 << 20):
-        assert search.plan.exact
+        assert search.plan.is_exact
         for weights in WEIGHTS:
             costs = (weights[0] * mem + weights[1] * time_ns).astype(np.float64)
             got = search.marginals(weights)
-            assert got.least.exact
+            assert got.least.is_exact
             assert got.least.bound == costs.min()
             assert got.least.strategy is not None
             assert problem.cost(got.least.strategy) == (got.least.mem_bytes, got.least.time_ns)
@@ -84,14 +84,14 @@ def test_small_tables_give_lower_bounds_and_real_strategies(max_cells: int) -> N
             costs = (weights[0] * mem + weights[1] * time_ns).astype(np.float64)
             got = search.marginals(weights)
             assert got.least.bound <= costs.min()
-            n_relaxed += not search.plan.exact
+            n_relaxed += not search.plan.is_exact
             n_below += got.least.bound < costs.min()
             if got.least.strategy is not None:
                 n_found += 1
                 assert problem.cost(got.least.strategy) == (got.least.mem_bytes, got.least.time_ns)
                 cost = weights[0] * got.least.mem_bytes + weights[1] * got.least.time_ns
                 assert cost >= costs.min()
-                assert got.least.exact == (cost == got.least.bound)
+                assert got.least.is_exact == (cost == got.least.bound)
             for node, marginal in enumerate(got.nodes):
                 true = [costs[strategies[:, node] == s].min(initial=np.inf) for s in range(len(marginal))]
                 assert (marginal <= true).all()
@@ -116,7 +116,7 @@ def test_integer_weights_are_as_exact_as_can_be() -> None:
     search = WeightedSearch(problem)
     for mem, time_ns in ((1.0, 0.0), (0.0, 1.0), (1.0, 0.37), (1e-9, 1.0), (1.0, 1e-30)):
         weights = search.integer_weights(mem, time_ns)
-        assert search.least(weights).exact
+        assert search.least(weights).is_exact
         assert any(weights)
         if min(mem, time_ns) > 1e-3:
             assert weights[0] / weights[1] == pytest.approx(mem / time_ns, rel=1e-1)
@@ -169,7 +169,7 @@ def test_small_chunks_change_nothing(max_cells: int, monkeypatch: pytest.MonkeyP
             got.append([search.marginals(weights) for weights in WEIGHTS])
         for first, *others in zip(*got, strict=True):
             for other in others:
-                assert (first.least.bound, first.least.exact) == (other.least.bound, other.least.exact)
+                assert (first.least.bound, first.least.is_exact) == (other.least.bound, other.least.is_exact)
                 assert (first.least.mem_bytes, first.least.time_ns) == (other.least.mem_bytes, other.least.time_ns)
                 for mine, its in zip(first.nodes, other.nodes, strict=True):
                     assert mine.tolist() == its.tolist()
@@ -194,7 +194,7 @@ def test_layers_that_are_alike_are_searched_once(max_cells: int) -> None:
         one, other = (search.marginals(weights) for search in (together, alone))
         assert one.least.bound == other.least.bound
         assert [m.tolist() for m in one.nodes] == [m.tolist() for m in other.nodes]
-    if together.plan.exact:
+    if together.plan.is_exact:
         return
     for weights in WEIGHTS:  # shares that are equal for equal layers, as the first round leaves them
         first = WeightedPass(together.setting, weights)
@@ -213,7 +213,7 @@ def test_sharing_out_again_lifts_bounds_and_keeps_them_valid() -> None:
     n_relaxed, before, after = 0, 0.0, 0.0
     for draw, max_cells in ((small_problem, 3), (entangled_problem, 8), (entangled_problem, 3)):
         for problem, search, (strategies, mem, time_ns) in searches(range(30), max_cells, draw):
-            if search.plan.exact:
+            if search.plan.is_exact:
                 continue
             for mem_weight, time_weight in ((1.0, 0.0), (3.0, 7.0)):
                 weights = search.integer_weights(mem_weight, time_weight)

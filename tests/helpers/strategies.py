@@ -116,7 +116,7 @@ def detours(seed: int) -> Callable[[Layout, Layout, Shape, int, StepCosts], Path
 
 def random_router(seed: int) -> PathFinder:
     """Every second seed takes detours, and sums each gradient by itself."""
-    return PathFinder(Link(), detours(seed), in_buckets=False) if seed % 2 else PathFinder(Link())
+    return PathFinder(Link(), detours(seed), uses_buckets=False) if seed % 2 else PathFinder(Link())
 
 
 def feeds_of(graph: Graph, batch: Mapping[str, np.ndarray]) -> dict[Feed, np.ndarray]:

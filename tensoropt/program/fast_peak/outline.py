@@ -156,7 +156,7 @@ def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_op
     counts = (
         len(operators), len(tensors), len(operands) + 1, len(dense), len(by_rows), len(arrays[-2]), first_operator,
         first_operator + len(operators), of_loss.loss.item_bytes, int(waits), min(n, MOST_MICRO_BATCHES),
-        max(0, n - MOST_MICRO_BATCHES), first_run, len(returned), int(ends.in_passes and micro_batching is not None),
+        max(0, n - MOST_MICRO_BATCHES), first_run, len(returned), int(ends.counts_passes and micro_batching is not None),
         int(ends.divides),
     )
     producers = tuple(i for i, op in enumerate(operators) for _ in op.outputs)

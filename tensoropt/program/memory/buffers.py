@@ -59,7 +59,7 @@ class TaskBuffers:
         # The instructions, which know the sizes of operands and results.
         self.sizes = self._out = Instructions(view, costing)
         # Whether the step is that of a stage in micro-batches, whose passes run in some order.
-        self._in_passes = ends.in_passes and view.graph.micro_batching is not None
+        self._counts_passes = ends.counts_passes and view.graph.micro_batching is not None
         self.flow = GradientFlow(view, path_finder)
         self._program = StepProgram((), {})
         self._buffers: dict[Value, Buffer] = {}
@@ -81,7 +81,7 @@ class TaskBuffers:
 
     def instructions(self, program: StepProgram) -> list[Instruction]:
         """Return the instructions of a step."""
-        self._program, places = program, deque(program.passes if self._in_passes else ())
+        self._program, places = program, deque(program.passes if self._counts_passes else ())
         n_others = self.view.graph.n_micro_batches - program.n_micro_batches
         micro_batch = -1
         for index, task in enumerate(program.tasks):
@@ -93,7 +93,7 @@ class TaskBuffers:
             if task.micro_batch > micro_batch:
                 micro_batch = task.micro_batch
                 self._out.catch_up()  # a micro-batch waits for the sums of the one before
-                if n_others and micro_batch == program.n_micro_batches - 2 and not self._in_passes:
+                if n_others and micro_batch == program.n_micro_batches - 2 and not self._counts_passes:
                     self._stand_for(n_others, micro_batch - 1)
             self._run(task)
         for _ in places:
@@ -222,7 +222,7 @@ class TaskBuffers:
             windows = self._resharded(halo_resharding(op, rule, config, True), operands[0][0])
             self._windows[task.writes[0]] = windows
             operands[0] = windows, operands[0][1]
-        results = self._new_buffers(op, task, of_tensors=True)
+        results = self._new_buffers(op, task, is_named=True)
         if op.type in (*COMPOSITES, VALUE_SHAPED):
             results.append(self._keep(task, op, int(costs_of_config(self.costing, op, rule, config).saved_inside_bytes[0])))
         elif op.type in WHICH_CLASS and out.splits_inner(op):
@@ -236,7 +236,7 @@ class TaskBuffers:
     def _compute_again(self, task: Task) -> None:
         """Add an operator that is rematerialized."""
         op, operands = self._operator(task), self._operands(self._operator(task), task)
-        results = self._new_buffers(op, task, of_tensors=False)
+        results = self._new_buffers(op, task, is_named=False)
         self._has_rematerialized = True
         for tensor, value in zip(op.outputs, task.writes, strict=True):
             viewed = viewed_operand(op, tensor.name)
@@ -247,13 +247,13 @@ class TaskBuffers:
             overwrites = operands if op.type in OVERWRITE else ()
             self._out.add([buffer for buffer, _ in operands], results, self._out.scratch_bytes(op), overwrites)
 
-    def _new_buffers(self, op: Operator, task: Task, of_tensors: bool) -> list[Buffer]:
+    def _new_buffers(self, op: Operator, task: Task, is_named: bool) -> list[Buffer]:
         """Return new buffers of an operator's results; those that are views have none."""
         buffers = []
         for tensor, value in zip(op.outputs, task.writes, strict=True):
             if viewed_operand(op, tensor.name) is None:
                 n_bytes = self._out.result_bytes(op, tensor)
-                self._buffers[value] = Buffer(n_bytes, RESULTS, of=tensor.name if of_tensors else "")
+                self._buffers[value] = Buffer(n_bytes, RESULTS, of=tensor.name if is_named else "")
                 buffers.append(self._buffers[value])
         return buffers
 

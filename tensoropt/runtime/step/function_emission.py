@@ -181,7 +181,7 @@ class FunctionEmission:
         ends = ends_of(stages, stage, view.graph, self._from(stage), self._to(stage), steps, divides)
         resharder = self._resharders[stage]
         program = step_program(
-            view, state.path_finder, ends=ends, fetch=part.fetch, given=sources.keys(), in_buckets=resharder.joins,
+            view, state.path_finder, ends=ends, fetch=part.fetch, given=sources.keys(), uses_buckets=resharder.joins,
             needed=part.needed,
         )  # fmt: skip
         exchange = Exchange(
@@ -220,7 +220,7 @@ class FunctionEmission:
         """Return by stage the passes that its ranks run, of all of their stages; those of a batch at once wait for data."""
         states = self._engine.states
         lags = {
-            stage: state.lag if state.in_order and not state.graph.is_sequential else None for stage, state in states.items()
+            each: state.lag if state.in_order and not state.graph.is_sequential else None for each, state in states.items()
         }
         if not self._is_training or not any(self._engine.micro_batches):
             # Passes of several stages on one rank would each be put in order with those of the others among them.

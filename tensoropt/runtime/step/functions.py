@@ -80,13 +80,13 @@ class BuiltFunction:
     arguments: tuple[Argument, ...]
     results: tuple[tuple[int, bool], ...]
 
-    def run(self, arguments: Sequence[tf.Tensor], as_specified: bool) -> Sequence[tf.Tensor]:
+    def run(self, arguments: Sequence[tf.Tensor], is_as_specified: bool) -> Sequence[tf.Tensor]:
         """Return the results.
 
         To bind and check arguments, TensorFlow's call takes 0.1 to 0.3 ms in a step, whose caches are cold. Arguments of
         which it is known that they are as specified are given to the function as they are.
         """
-        if as_specified:
+        if is_as_specified:
             results = self.call.inference_fn.call_flat(*arguments, *self.call.captured_inputs)
         else:
             results = self.call(*arguments)

@@ -92,7 +92,7 @@ def test_its_nodes_are_the_program_s_tasks(function, seed):
     model = zoo.record(function, ("adam", "sgd")[seed % 2])
     shares = {"share_regathered": 0.4 * (seed % 3), "share_rematerialized": 0.4 * (seed % 3)}
     view = random_strategy(model, HARDWARE.mesh(), seed, **shares)
-    separately = replace(random_router(seed), in_buckets=False)
+    separately = replace(random_router(seed), uses_buckets=False)
     runs_what_it_charges(model.model, view, separately, holds(view, separately))
     in_buckets = waits_of(step_program(view, random_router(seed)), GradientFlow(view, separately))
     assert set(in_buckets) <= set(step_graph(view, separately).nodes)
@@ -103,7 +103,7 @@ def test_so_they_are_in_micro_batches(name):
     for seed in range(4):
         shares = {"share_regathered": 0.5 * (seed % 2), "share_rematerialized": 0.5 * (seed % 2)}
         _, view = accumulate.models.random_view(name, "adam", (2, 4)[seed // 2], Mesh.of(2), seed, **shares)
-        graph = holds(view, PathFinder(random_router(0).costs, in_buckets=False))
+        graph = holds(view, PathFinder(random_router(0).costs, uses_buckets=False))
         found = {node.micro_batch for node in graph.nodes if node.kind != JOIN}
         assert found == {-1, *range(view.graph.n_micro_batches)}
 
@@ -119,7 +119,7 @@ def test_so_they_are_where_the_model_computes_with_gradients(name):
     model = record(script, name).model
     for seed in range(3):
         view = random_view(model, HARDWARE.mesh(), random.Random(seed))
-        graph = holds(view, PathFinder(random_router(0).costs, in_buckets=False))
+        graph = holds(view, PathFinder(random_router(0).costs, uses_buckets=False))
         gradients = {number for number, node in enumerate(graph.nodes) if node.kind == "reshard back"}
         assert len(gradients) > 5
         ends: list[set[int]] = []
