@@ -1,4 +1,4 @@
-"""Micro-batches in a search: what is chosen, what it costs, what plans and frontiers keep of it, and what is refused."""
+"""Micro-batches in a search: what is chosen, what it costs, what frontiers keep of it, and what is refused."""
 
 from __future__ import annotations
 
@@ -14,14 +14,11 @@ import tensorflow as tf
 from helpers.large import first
 from helpers.searches import find_frontier, plans_of
 
-import tensoropt
 from tensoropt import zoo
 from tensoropt.common.errors import InputError
 from tensoropt.costs.config_costs import costs_of_config
 from tensoropt.costs.operator_costs import costing_of
-from tensoropt.plan.build import check_reshardings, cost_entries
 from tensoropt.plan.frontier import Frontier
-from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 from tensoropt.rules.registry import rule_of
 from tensoropt.rules.rule import Config
@@ -30,7 +27,6 @@ from tensoropt.search.options import mini_time
 from tensoropt.search.problem.choices import ACCUMULATE
 from tensoropt.search.request import Request
 from tensoropt.sharding.model import Model
-from tensoropt.sharding.resharding import PlainCosts
 from tensoropt.tools.cli.main import main
 from tensoropt.tools.offline import record
 
@@ -153,27 +149,6 @@ def _products() -> tf.Tensor:
     return tf.reduce_mean(value)
 
 
-# Files
-
-
-def test_a_plan_reads_back_as_it_was_written(tmp_path: Path) -> None:
-    plan = plans_of(frontier(4)).smallest()
-    plan.save(tmp_path / "plan.json")
-    loaded = Plan.load(tmp_path / "plan.json")
-    assert loaded.micro_batches == 4 and loaded.reshardings == plan.reshardings and loaded.summary() == plan.summary()
-    loaded.check_for(lenet())
-    sliced = lenet().in_micro_batches(4)
-    view = sliced.view(loaded.stages[0].strategy)
-    check_reshardings(view, loaded.stages[0])
-    path_finder = loaded.stages[0].path_finder(PlainCosts())
-    executed = sum(path_finder.paths(entry.resharding).n_collectives * entry.n_runs for entry in cost_entries(view)
-                   if not entry.is_regathered)
-    regathered = sum(each.n_collectives for each in loaded.reshardings if each.is_regathered)
-    assert loaded.n_collectives == executed + regathered
-    with pytest.raises(InputError, match="resharding"):
-        check_reshardings(lenet().view(loaded.stages[0].strategy), loaded.stages[0])
-
-
 def test_a_frontier_reads_back_as_it_was_written(tmp_path: Path) -> None:
     found = plans_of(frontier(2))
     found.save(tmp_path / "frontier.json")
@@ -181,23 +156,6 @@ def test_a_frontier_reads_back_as_it_was_written(tmp_path: Path) -> None:
     for point in (0, len(found) // 2, -1):
         assert loaded.plan(point).to_json() == found.plan(point).to_json()
     assert "2 micro-batches" in loaded.summary()
-
-
-def test_a_plan_runs_in_its_micro_batches() -> None:
-    """Execution has the plan's number of micro-batches; evaluation runs on the full batch."""
-    tensoropt.init(hardware="v100-1x2", seed=1)
-    x = tensoropt.placeholder(tensoropt.float32, [8, 4], name="x")
-    y = tensoropt.matmul(x, tensoropt.get_variable("w", [4, 3]))
-    loss = tensoropt.reduce_mean(tensoropt.square(y))
-    train = tensoropt.GradientDescentOptimizer(0.1).minimize(loss)
-    plan = tensoropt.find_strategy(parallelism=2, micro_batches=4)
-    tensoropt.build_execution_graph(plan=plan, collectives="emulated")
-    batch = {x: np.random.default_rng(1).normal(size=(8, 4)).astype(np.float32)}
-    alone, products = tensoropt.run([loss, y], batch)
-    _, first, in_step = tensoropt.run([train, loss, y], batch)
-    np.testing.assert_allclose(first, alone, rtol=1e-6)
-    np.testing.assert_allclose(in_step, products, rtol=1e-6)
-    assert tensoropt.run(loss, batch) < alone
 
 
 # Refused

@@ -209,7 +209,7 @@ def _point(rng: random.Random, draw: Draw, hardware: Hardware) -> Plan:
     """Return any point of the frontier, without stages or with so many."""
     model = draw.model.model
     if draw.n_stages == 1:
-        found = plans_of(find_frontier(model, hardware, draw.n_devices, micro_batches=draw.n))
+        found = plans_of(find_frontier(model, hardware, draw.n_devices, micro_batches=draw.n, budget=Budget(seconds=0)))
         return found.plan(rng.randrange(len(found)), "mini_time")
     asked = {"micro_batches": draw.n, "stages": draw.n_stages, "schedule": draw.schedule}
     request = replace(request_of(model, hardware, None, {}, **asked), budget=Budget(seconds=0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -10,17 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import zoo as small
 from helpers.searches import Plans, find_frontier, plans_of
-from helpers.strategies import random_strategy
-from random_models.planning import as_plan
 
 import tensoropt
 from tensoropt import zoo
 from tensoropt.common.errors import InputError
 from tensoropt.ft import INFEASIBLE, Budget
 from tensoropt.ft.pareto import reduce_unsorted
-from tensoropt.plan.build import check_reshardings
 from tensoropt.profiling.hardware import named
 from tensoropt.tools.offline import record
 
@@ -29,18 +24,6 @@ from tensoropt.tools.offline import record
 def found() -> Plans:
     model = record(lambda: zoo.vgg16(batch=64, image=32), "vgg16").model
     return plans_of(find_frontier(model, named("v100-1x2"), 2, budget=Budget(seconds=1.0)))
-
-
-@pytest.mark.parametrize("function", [small.mlp, small.cnn, small.attention])
-def test_any_plan_has_the_copies_that_its_strategy_regathers(function: Callable[[], small.Built], everything: bool) -> None:
-    """Copies of rematerialized results and of regathered shared copies follow from these, with and without each."""
-    model, hardware = small.record(function, "momentum"), named("v100-1x4")
-    for seed in range(40 if everything else 6):
-        view = random_strategy(
-            model, hardware.mesh(4), seed, share_regathered=(0.0, 0.3)[seed % 2], share_rematerialized=0.5
-        )
-        plan = as_plan(view, seed, model.model, hardware)
-        check_reshardings(model.model.view(plan.stages[0].strategy), plan.stages[0])
 
 
 def test_operators_and_reshardings_come_to_the_plan_s_time(found: Plans) -> None:

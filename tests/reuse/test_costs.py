@@ -35,18 +35,19 @@ SMALL = {"lenet5": lambda: models.lenet5(batch=8), "mlp": lambda: zoo.mlp().loss
 
 
 @cache
-def frontier(name: str, space: str, without: tuple[str, ...]) -> ModelFrontier:
+def frontier(name: str, space: str, without: tuple[str, ...], n_devices: int = 4) -> ModelFrontier:
     model = record(SMALL[name], name).model
-    return find_frontier(model, HARDWARE, 4, space=space, budget=Budget(seconds=20.0), without=(*without, "remat"))
+    asked = {"space": space, "budget": Budget(seconds=20.0), "without": (*without, "remat")}
+    return find_frontier(model, named(f"v100-1x{n_devices}"), n_devices, **asked)
 
 
 @pytest.mark.parametrize(
-    ("name", "space"),
-    first(2, [("lenet5", "full"), ("attention", "compact"), ("lenet5", "compact"), ("mlp", "full"), ("mlp", "compact")]),
+    ("name", "space", "n_devices"),
+    first(3, [("lenet5", "full", 2), ("attention", "compact", 4), *(("lenet5", each, 4) for each in ("compact", "full"))]),
 )
-def test_a_frontier_with_the_choice_is_never_above_the_one_without(name: str, space: str) -> None:
+def test_a_frontier_with_the_choice_is_never_above_the_one_without(name: str, space: str, n_devices: int) -> None:
     """Of attention in the full space it isn't found exactly in seconds."""
-    kept, chosen = frontier(name, space, ("reuse",)), frontier(name, space, ())
+    kept, chosen = (frontier(name, space, without, n_devices) for without in (("reuse",), ()))
     of_kept, of_chosen = kept.certified, chosen.certified
     assert of_kept.exact and of_chosen.exact and not kept.built.choices and chosen.built.choices
     for mem_bytes, time_ns in zip(of_kept.mem_bytes, of_kept.time_ns, strict=True):
@@ -56,9 +57,9 @@ def test_a_frontier_with_the_choice_is_never_above_the_one_without(name: str, sp
 
 
 def test_copies_are_regathered_with_little_memory_and_not_without_a_limit() -> None:
-    found = frontier("lenet5", "full", ())
+    found = frontier("lenet5", "compact", ())
     assert found.stage(0).strategy.regathered and not found.stage(len(found) - 1).strategy.regathered
-    least, without = found.found, frontier("lenet5", "full", ("reuse",)).found
+    least, without = found.found, frontier("lenet5", "compact", ("reuse",)).found
     assert least.mem_bytes[0] < without.mem_bytes[0]
 
 
@@ -136,7 +137,7 @@ def recorded() -> zoo.Recorded:
 
 def test_points_cost_what_they_cost_alone() -> None:
     """The states that a strategy means lead back to its cost."""
-    found = frontier("lenet5", "full", ())
+    found = frontier("lenet5", "compact", ())
     for point in range(0, len(found), 7):
         strategy = found.built.strategy(found.found.strategies[point])
         states = found.built.states_of(strategy)

@@ -1,26 +1,23 @@
-"""All baselines have costs that add up, lie on or above the frontier, and run with one device's numbers."""
+"""All baselines have costs that add up, and lie on or above the frontier."""
 
 from __future__ import annotations
 
 import pytest
-from helpers import zoo
 from helpers.large import first
-from helpers.searches import find_frontier, plans_of
-from helpers.strategies import engine_of, train_and_check
+from helpers.searches import find_frontier
 from program.saved_bytes import SavedBytes
 from program.test_costs import time_ns, viewed_again_ns
 
 from tensoropt.common.errors import InputError
 from tensoropt.ft import InfeasibleError, search
 from tensoropt.ft.weighted.weighted_search import WeightedSearch
-from tensoropt.lowering.resharding.backends import EmulatedBackend
 from tensoropt.profiling.hardware import named
 from tensoropt.search.algorithms import BASELINES
 from tensoropt.search.baselines import search_baseline
 from tensoropt.search.frontiers.find_frontier import find_baseline
 from tensoropt.search.frontiers.model_frontier import ModelFrontier
-from tensoropt.sharding.resharding import PathFinder, PlainCosts
-from tensoropt.sharding.strategy import Strategy, StrategyView
+from tensoropt.sharding.resharding import PathFinder
+from tensoropt.sharding.strategy import Strategy
 
 from .models import frontier_of, model_of, strategies_of, task_of, with_configs
 
@@ -100,20 +97,8 @@ def test_optcnn_of_a_transformer_is_what_variable_elimination_alone_finds():
     for space in SPACES:
         found = find_frontier(model_of("transformer"), named("v100-1x2"), 2, algorithm="optcnn", space=space)
         least = WeightedSearch(found.built.problem).least((0, 1))
-        assert found.found.exact and least.exact
+        assert found.found.exact and least.is_exact
         assert found.found.time_ns[0] == least.time_ns
-
-
-@pytest.mark.usefixtures("graphs_as_built")
-@pytest.mark.parametrize("algorithm", BASELINES)
-@pytest.mark.parametrize("function", first(1, [zoo.mlp, zoo.cnn]))
-def test_plans_run_with_one_devices_numbers(function, algorithm):
-    model = zoo.record(function, "adam")
-    found = find_frontier(model.model, named("v100-1x4"), 4, algorithm=algorithm)
-    for point in {0, len(found) - 1}:
-        plan = plans_of(found).plan(point)
-        view = StrategyView(model.graph, plan.stages[0].strategy, model.model.backward.gradients)
-        train_and_check(engine_of(model, view, plan.stages[0].path_finder(PlainCosts()), EmulatedBackend(plan.mesh)), model)
 
 
 @pytest.mark.parametrize("algorithm", BASELINES)

@@ -149,17 +149,6 @@ def test_profiling_writes_the_curve(tmp_path, capsys):
     assert "<svg" in picture.read_text()
 
 
-def test_mini_parallelism_takes_the_fewest_devices_that_fit(tmp_path):
-    file = tmp_path / "found.json"
-    search(GOOD, "--devices", 1, "--json", file)
-    alone = min(point["peak_bytes"] for point in read(file)["points"])
-    arguments = ("--devices", 4, "--option", "mini_parallelism", "--json", file, "--memory")
-    search(GOOD, *arguments, f"{alone}B")
-    assert read(file)["devices"] == 1
-    search(GOOD, *arguments, f"{alone - 1}B")
-    assert read(file)["devices"] == 2
-
-
 def test_all_algorithms_find_the_same(tmp_path):
     points = []
     for algorithm in ("ft-ldp", "ft-elimination", "exhaustive"):
