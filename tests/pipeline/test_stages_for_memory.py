@@ -19,6 +19,7 @@ from tensoropt.common.errors import InputError
 from tensoropt.common.memory_units import memory_text
 from tensoropt.costs.held_bytes import least_held_bytes, least_summed_bytes
 from tensoropt.ft import Budget
+from tensoropt.plan.frontier import Frontier
 from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import named
 from tensoropt.runtime.ranks import Processes
@@ -57,9 +58,14 @@ def least_without() -> int:
 
 
 @cache
+def probe(count: int, *sizes: int) -> Frontier:
+    """What a probe finds for the least memory in so many stages, of layers of such sizes."""
+    return least_in_stages(request(model=zoo.record(partial(layers, *sizes) if sizes else layers, "adam").model), 4, count)
+
+
 def least_in(count: int) -> int:
     """The least that a device needs in so many stages, by the probe."""
-    return least_in_stages(request(), 4, count).points_of[0].peak_bytes
+    return probe(count).points_of[0].peak_bytes
 
 
 class _Said:
@@ -100,11 +106,9 @@ def test_the_fewest_stages_that_fit_are_taken_and_say_why(tmp_path: Path, everyt
 
 def test_more_micro_batches_are_taken_where_those_searched_by_default_do_not_fit() -> None:
     model = zoo.record(partial(layers, 64, 8), "adam").model
-    asked = request(model=model, limit_bytes=1)
-    default = least_in_stages(asked, 4, 2)
-    assert default.points_of[0].micro_batches == 8
-    least = {n: least_in_stages(asked, 4, 2, n).points_of[0].peak_bytes for n in (8, 16, 32)}
-    assert least[8] > least[16] > least[32]
+    asked, default = request(model=model, limit_bytes=1), probe(2, 64, 8).points_of[0]
+    least = {n: least_in_stages(asked, 4, 2, n).points_of[0].peak_bytes for n in (16, 32)}
+    assert default.micro_batches == 8 and default.peak_bytes > least[16] > least[32]
     for limit, n in ((least[16], 16), (least[16] - 1, 32)):
         found = CandidateSearch(replace(asked, limit_bytes=limit), 4).search_all().frontier()
         point = found.points_of[found.fastest_within(limit)]
@@ -113,22 +117,21 @@ def test_more_micro_batches_are_taken_where_those_searched_by_default_do_not_fit
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_all_stages_together_hold_what_is_held_anyway(count: int) -> None:
-    probe = least_in_stages(request(), 4, count)
     in_two = recorded().model.in_micro_batches(2)
     held = least_held_bytes(recorded().graph, 1, of=("Variable",)) + least_summed_bytes(in_two, 1)
     assert held == 4 * 4 * 16 * 16 * 8
-    for point in probe.points_of:
+    for point in probe(count).points_of:
         devices = [each.mesh.n_devices for each in point.frontiers]
         assert sum(n * n_bytes for n, n_bytes in zip(devices, point.stage_bytes, strict=True)) >= held
 
 
 def test_micro_batches_that_cannot_help_are_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = request(model=zoo.record(partial(layers, 64, 8), "adam").model)
-    probe = least_in_stages(asked, 4, 2)
-    held = min(by_bound._hoped_for_bytes(each, 32) for each in probe.searched)
+    searched = list(probe(2, 64, 8).searched)
+    held = min(by_bound._hoped_for_bytes(each, 32) for each in searched)
     for limit, expected in ((held - 1, True), (held, False)):
         fit = Fit(CandidateSearch(replace(asked, limit_bytes=limit), 4))
-        fit.probed[2, 8] = list(probe.searched)
+        fit.probed[2, 8] = searched
         assert fit.is_beaten(Candidate(2, 32)) == expected
 
 
@@ -251,7 +254,7 @@ def test_a_batch_that_two_do_not_divide_is_taken_in_three(micro_batches: int | N
 def test_more_micro_batches_are_those_in_which_the_model_can_be_trained() -> None:
     """In 16 no samples are apart that a reshaping joins; in 32 they would be."""
     model = zoo.record(partial(layers, 64, 32, 4), "adam").model
-    probe = least_in_stages(request(1, model=model), 4, 2)
-    assert probe.points_of[0].micro_batches == 8
-    plan = mini_time(request(probe.points_of[0].peak_bytes - 1, model=model), 4)
+    (least, *_) = least_in_stages(request(1, model=model), 4, 2).points_of
+    assert least.micro_batches == 8
+    plan = mini_time(request(least.peak_bytes - 1, model=model), 4)
     assert plan.micro_batches == 16

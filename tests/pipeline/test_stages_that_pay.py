@@ -20,6 +20,8 @@ from pipeline.staged import check_losses, layers
 
 from tensoropt.common.process.workers import Calls
 from tensoropt.ft import Budget
+from tensoropt.plan.frontier import Frontier
+from tensoropt.plan.plan import Plan
 from tensoropt.profiling.hardware import Origin, named
 from tensoropt.search.candidates import by_bound
 from tensoropt.search.candidates.candidate import Cutting
@@ -50,20 +52,27 @@ def request(cluster: str = "v100-2x1", **changed: object) -> Request:
     return replace(asked, **changed)  # type: ignore[arg-type]
 
 
+@cache
+def found() -> Plan:
+    return mini_time(request(), 2)
+
+
+@cache
+def found_with_stages(counts: tuple[int, ...] | None) -> Frontier:
+    return find_with_stages(request(), 2, counts)
+
+
 def test_stages_are_taken_where_they_pay_and_say_why() -> None:
-    alone = mini_time(request(may_take_stages=False), 2)
-    plan = mini_time(request(), 2)
+    alone, plan = mini_time(request(may_take_stages=False), 2), found()
     assert plan.time_us <= (1 - WORTH_STAGES) * alone.time_us
     assert "2 stages are predicted to take" in plan.why_stages and plan.why_stages in plan.brief()
     assert plan.why_stages in plan.frontier.summary()
-    all_searched = find_with_stages(request(), 2, (1, 2))
-    assert plan.time_us <= 1.02 * all_searched.points_of[-1].time_us
+    assert plan.time_us <= 1.02 * found_with_stages((1, 2)).points_of[-1].time_us
     check_losses(plan, recorded())
 
 
 def test_all_options_take_them_and_without_a_frontier_the_same_plan_is_found() -> None:
-    plan = mini_time(request(), 2)
-    lean = mini_time(request(wants_frontier=False), 2)
+    plan, lean = found(), mini_time(request(wants_frontier=False), 2)
     assert lean.to_json()["stages"] == plan.to_json()["stages"]
     fewest = find_answer("mini_parallelism", request(), [2])
     assert fewest.time_us == plan.time_us
@@ -86,7 +95,7 @@ def test_a_curve_is_the_same_with_any_number_of_workers(monkeypatch: pytest.Monk
 def test_plans_are_the_same_where_a_worker_searches_all_stages(
     counts: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = find_with_stages(request(), 2, counts)
+    own = found_with_stages(counts)
     monkeypatch.setattr("tensoropt.search.candidates.search_cut.WORTH_WORKERS", 1)
     added = Calls.add
     monkeypatch.setattr(Calls, "_make", lambda *given: False)  # this process would be faster than its start
@@ -144,9 +153,8 @@ def test_plans_are_the_same_in_whatever_order_workers_end(
 
 
 def test_a_memory_limit_holds_for_them() -> None:
-    plan = mini_time(request(), 2)
-    found = mini_time(request(limit_bytes=plan.peak_bytes - 1), 2)
-    assert found.peak_bytes < plan.peak_bytes and found.time_us > plan.time_us
+    limited = mini_time(request(limit_bytes=found().peak_bytes - 1), 2)
+    assert limited.peak_bytes < found().peak_bytes and limited.time_us > found().time_us
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 
 import matplotlib
 import numpy as np
@@ -27,17 +28,23 @@ def find(*arguments, **options):
     return tensoropt.find_strategy(*arguments, without=["accumulate", "stages"], **options)
 
 
-def frontier(parallelism: int = 4):
-    return tensoropt.find_strategy(parallelism=parallelism).frontier
+@cache
+def found(parallelism: int):
+    return tensoropt.find_strategy(parallelism=parallelism)
 
 
-def peaks(parallelism: int = 4) -> list[int]:
-    found = frontier(parallelism)
-    return [found.peak_json(point)["peak_bytes"] for point in range(len(found))]
+@cache
+def curve_of(*parallelisms: int):
+    return tensoropt.find_strategy("profiling", parallelism=[*parallelisms])
+
+
+def least_peak(parallelism: int) -> int:
+    frontier = found(parallelism).frontier
+    return min(frontier.peak_json(point)["peak_bytes"] for point in range(len(frontier)))
 
 
 def test_mini_parallelism_takes_the_fewest_devices_that_fit(everything):
-    needs = {count: min(peaks(count)) for count in (1, 2, 3, 4)}
+    needs = {count: least_peak(count) for count in (1, 2, 3, 4)}
     for limit in (needs[1], needs[2] - 1, needs[1] - 1, needs[2], needs[4])[: 5 if everything else 2]:
         plan = find("mini_parallelism", memory=limit)
         assert plan.parallelism == min(count for count, least in needs.items() if least <= limit)
@@ -50,10 +57,10 @@ def test_mini_parallelism_takes_the_fewest_devices_that_fit(everything):
 
 
 def test_profiling_is_the_least_time_of_each_parallelism():
-    curve = tensoropt.find_strategy("profiling", parallelism=[1, 2, 4])
+    curve = curve_of(1, 2, 4)
     assert [point.parallelism for point in curve.points] == [1, 2, 4]
     for point in curve.points:
-        plan = tensoropt.find_strategy(parallelism=point.parallelism)
+        plan = found(point.parallelism)
         assert (point.time_us, point.peak_bytes) == (plan.time_us, plan.frontier.peak_json(plan.point)["peak_bytes"])
         assert point.samples_per_s == pytest.approx(8 / point.time_us * 1e6)
     assert {point.batch for point in curve.points} == {8}
@@ -62,7 +69,7 @@ def test_profiling_is_the_least_time_of_each_parallelism():
 
 
 def test_a_curve_says_what_does_not_fit_and_what_would():
-    limit = min(peaks(1)) - 1
+    limit = least_peak(1) - 1
     curve = find("profiling", memory=limit, parallelism=[1, 2])
     value = json.loads(json.dumps(curve.to_json()))
     assert (value["format"], value["version"]) == ("tensoropt/curve", 2)
@@ -77,7 +84,7 @@ def test_a_curve_says_what_does_not_fit_and_what_would():
 
 
 def test_a_curve_is_drawn(tmp_path):
-    curve = tensoropt.find_strategy("profiling", parallelism=[1, 2, 4])
+    curve = curve_of(1, 2, 4)
     axes = curve.plot()
     np.testing.assert_array_equal(axes.lines[0].get_xdata(), [1, 2, 4])
     np.testing.assert_allclose(axes.lines[0].get_ydata(), [point.time_us / 1e3 for point in curve.points])

@@ -9,6 +9,7 @@ import sys
 import pytest
 import tensorflow as tf
 from helpers.large import first
+from helpers.mpirun import forked, run_command
 from session.models import begin, network
 from tensorflow.python.eager.context import eager_mode
 
@@ -90,7 +91,7 @@ print(tensoropt.run(product, feed_dict={x: ones}))
 
 def test_a_step_without_memory_for_its_libraries_does_not_count() -> None:
     """oneDNN's multiplication may leave its result unwritten then, without an error."""
-    done = subprocess.run([sys.executable, "-c", EXHAUSTED], capture_output=True, text=True, check=False, timeout=120)
+    done = run_command([sys.executable, *forked("-c", EXHAUSTED)], timeout=120)
     assert done.returncode == 1 and done.stdout == "", done.stdout + done.stderr
     assert done.stderr.count("tensoropt: out of memory: the limit of this process (ulimit) left a step less than") == 1
 
