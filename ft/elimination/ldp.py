@@ -18,8 +18,7 @@ K^2 products a step: O(n^2 K^2 log K (log n + log K)) in all, against O(n^2 K^3 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import combinations, pairwise
-from typing import Any
+from itertools import pairwise
 
 from ..problem import InfeasibleError
 from ..tables.state_classes import sum_out
@@ -32,41 +31,53 @@ def held_variables(graph: TableGraph) -> set[int]:
 
     The variables that are marked are among them.
     """
-    import networkx as nx  # type: ignore[import-untyped,unused-ignore]  # here, since loading it takes .2 s
-
-    neighbourhood = _neighbourhood(graph)
-    ends = {end for part in nx.connected_components(neighbourhood) for end in (min(part), max(part))}
-    return ends | set(nx.articulation_points(neighbourhood))
+    parts, parents, cut_off = _visited(graph)
+    cut = {parents[variable] for variable in cut_off}  # a part's first variable may be there without a cut
+    return cut.union(*((part[0], max(part)) for part in parts))
 
 
 def linear_graphs(graph: TableGraph) -> list[tuple[int, ...]]:
     """Return the marked variables of each connected part, first to last; parts in topological order.
 
-    All parts are done at once, since they are many: a part's line is the path from its first variable to its last in the
-    tree of biconnected components (``block``) and cut vertices.
+    On the way on which the last was reached, those are marked that cut off the one after them.
     """
-    import networkx as nx  # type: ignore[import-untyped,unused-ignore]
-
-    neighbourhood = _neighbourhood(graph)
-    parts = sorted(tuple(sorted(part)) for part in nx.connected_components(neighbourhood))
-    marks = {variable for part in parts for variable in (part[0], part[-1])} | set(nx.articulation_points(neighbourhood))
-    tree = nx.Graph()
-    tree.add_nodes_from(marks)
-    for index, block in enumerate(nx.biconnected_components(neighbourhood)):
-        tree.add_edges_from((("block", index), variable) for variable in block & marks)
-    paths = (nx.shortest_path(tree, part[0], part[-1]) for part in parts)
-    return [tuple(variable for variable in path if isinstance(variable, int)) for path in paths]
+    parts, parents, cut_off = _visited(graph)
+    lines = []
+    for part in parts:
+        line = [variable := max(part)]
+        while variable != part[0]:
+            line += [parents[variable]] if variable in cut_off else []
+            variable = parents[variable]
+        lines.append(tuple(reversed(line)))
+    return lines
 
 
-def _neighbourhood(graph: TableGraph) -> Any:
-    """Return NetworkX's graph in which two variables are joined if a table depends on both."""
-    import networkx as nx  # type: ignore[import-untyped,unused-ignore]
+def _visited(graph: TableGraph) -> tuple[list[list[int]], dict[int, int], set[int]]:
+    """Search a graph, depth first (Hopcroft and Tarjan, 1973).
 
-    result = nx.Graph()
-    result.add_nodes_from(graph.variables)
-    for scope in sorted(graph.tables):
-        result.add_edges_from(combinations(scope, 2))
-    return result
+    Returns:
+        The connected parts, each in the order of the search, from its first variable on; the variable from which each was
+        reached, a part's first from itself; and those that only this one joins, with all after them, to what was met before.
+    """
+    parts, parents, number, cut_off = list[list[int]](), dict[int, int](), dict[int, int](), set[int]()
+    for first in graph.variables:
+        parts += [] if first in number else [[]]
+        pending = [(first, first)]
+        while pending:
+            variable, parent = pending.pop()
+            if variable not in number:
+                number[variable], parents[variable] = len(number), parent
+                parts[-1].append(variable)
+                pending += ((other, variable) for other in graph.neighbours(variable))
+    earliest = dict(number)  # that a variable, or what was reached from it, joins
+    for variable in reversed(number):
+        parent = parents[variable]
+        joined = (number[other] for other in graph.neighbours(variable) if other != parent)
+        earliest[variable] = min(earliest[variable], min(joined, default=earliest[variable]))
+        earliest[parent] = min(earliest[parent], earliest[variable])
+        if parent != variable and earliest[variable] >= number[parent]:
+            cut_off.add(variable)
+    return parts, parents, cut_off
 
 
 def linear_dynamic_programming(graph: TableGraph, line: tuple[int, ...], on_step: Callable[[], None]) -> None:

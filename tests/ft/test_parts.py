@@ -155,4 +155,7 @@ def test_held_are_the_ends_of_parts_and_the_cut_vertices(seed: int) -> None:
     known.add_nodes_from(range(n))
     ends = {end for part in nx.connected_components(known) for end in (min(part), max(part))}
     assert held_variables(graph) == ends | set(nx.articulation_points(known))
-    assert held_variables(graph).issuperset(each for line in linear_graphs(graph) for each in line)
+    for line in linear_graphs(graph):
+        paths = list(nx.all_simple_paths(known, line[0], line[-1])) or [line]
+        assert all([variable for variable in path if variable in line] == list(line) for path in paths)
+        assert set(line) == set.intersection(*map(set, paths))
