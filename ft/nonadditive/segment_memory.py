@@ -128,6 +128,7 @@ class Transient:
             key = identity(mem), identity(n_bytes), number
             if key not in cache:
                 cache[key] = change(mem, n_bytes, number)
+                cache[key].flags.writeable = False  # so that it is checked once, whichever nodes and edges have it
             return cache[key]
 
         for index, number in numbers.items():
