@@ -36,61 +36,75 @@ def _last_within(frontier_mem: Any, n: int, mem: int) -> Any:
 
 
 @compiled
-def _may_matter(frontier: Any, n: int, mem: int, time: int) -> Any:
-    """Return whether no point of the frontier is as good as this one in both costs."""
-    before = _last_within(frontier[0], n, mem)
-    return before < 0 or frontier[1, before] > time
+def _shift(points: Any, begin: int, end: int, places: int) -> None:
+    """Move the points from ``begin`` to ``end`` by so many places."""
+    order = range(end - 1, begin - 1, -1) if places > 0 else range(begin, end if places else begin)
+    for part in range(4):
+        for k in order:
+            points[part, k + places] = points[part, k]
 
 
 @compiled
-def _merge_row(old: Any, n: int, new: Any, run_mem: Any, run_time: Any, begin: int, end: int, point: Any) -> Any:
-    """Merge ``n`` points with a run shifted by ``point``: write their frontier into ``new`` and return its number of points.
+def _merge_row(points: Any, n: int, spare: Any, run_mem: Any, run_time: Any, begin: int, end: int, point: Any) -> Any:
+    """Merge ``n`` points, in place, with a run shifted by ``point``; return the number of points of their frontier.
 
-    Both ``old``, which has the n points, and ``new`` are int64[4, capacity]: memory, time, origin, index into the run. The
-    run goes from ``begin`` to ``end``. ``point`` is (memory, time, origin). Of equal points the one that was there first
-    stays.
+    Both ``points``, which has the n, and ``spare`` are int64[4, capacity]: memory, time, origin, index into the run. The run
+    goes from ``begin`` to ``end``. ``point`` is (memory, time, origin). Of equal points the one that was there first stays.
     """
-    i = n_new = 0
-    j = begin
-    least = np.int64(1) << 62
     mem, time, origin = point
-    while i < n or j < end:
-        is_from_old = j >= end
-        if i < n and j < end:
-            row = run_mem[j] + mem
-            is_from_old = old[0, i] < row or (old[0, i] == row and old[1, i] <= run_time[j] + time)
-        if is_from_old:
-            if old[1, i] < least:
-                least = old[1, i]
-                new[0, n_new], new[1, n_new], new[2, n_new], new[3, n_new] = old[0, i], least, old[2, i], old[3, i]
+    first = _last_within(points[0], n, run_mem[begin] + mem - 1) + 1  # those before have less memory than all of the run
+    least = points[1, first - 1] if first else np.int64(1) << 62
+    i, j, n_new = first, begin, 0
+    while j < end:
+        row_mem, row_time = run_mem[j] + mem, run_time[j] + time
+        if i < n and (points[0, i] < row_mem or (points[0, i] == row_mem and points[1, i] <= row_time)):
+            if points[1, i] < least:
+                least = points[1, i]
+                for part in range(4):
+                    spare[part, n_new] = points[part, i]
                 n_new += 1
             i += 1
         else:
-            if run_time[j] + time < least:
-                least = run_time[j] + time
-                new[0, n_new], new[1, n_new], new[2, n_new], new[3, n_new] = run_mem[j] + mem, least, origin, j
+            if row_time < least:
+                least = row_time
+                spare[0, n_new], spare[1, n_new], spare[2, n_new], spare[3, n_new] = row_mem, least, origin, j
                 n_new += 1
             j += 1
-    return n_new
+    while i < n and points[1, i] >= least:
+        i += 1
+    _shift(points, i, n, first + n_new - i)
+    for part in range(4):
+        for k in range(n_new):
+            points[part, first + k] = spare[part, k]
+    return n + first + n_new - i
 
 
 @compiled
-def _add_point(frontier: Any, n: int, mem: int, time: int, origin: int, position: int) -> Any:
-    """Put a point that is not dominated into the frontier, in place; return the new number of points."""
-    first = _last_within(frontier[0], n, mem - 1) + 1
-    last = first  # the points from first to last are dominated by the new one
-    while last < n and frontier[1, last] >= time:
-        last += 1
-    if last == first:
-        for k in range(n, first, -1):
-            for part in range(4):
-                frontier[part, k] = frontier[part, k - 1]
-    elif last > first + 1:
-        for k in range(last, n):
-            for part in range(4):
-                frontier[part, first + 1 + k - last] = frontier[part, k]
-    frontier[0, first], frontier[1, first], frontier[2, first], frontier[3, first] = mem, time, origin, position
-    return n + 1 - (last - first)
+def _trimmed(frontier: Any, n: int, mem: Any, time: Any, begin: int, end: int, shift: Any, limit: int) -> Any:
+    """Return where a part of a row begins and ends without what is dominated or not within the limit at either end."""
+    i = _last_within(frontier[0], n, mem[begin] + shift[0]) if begin < end else 0
+    while begin < end:
+        while i + 1 < n and frontier[0, i + 1] <= mem[begin] + shift[0]:
+            i += 1
+        if time[begin] + shift[1] < limit and (i < 0 or frontier[1, i] > time[begin] + shift[1]):
+            break
+        begin += 1
+    i = _last_within(frontier[0], n, mem[end - 1] + shift[0]) if begin < end else 0
+    while begin < end:
+        while i >= 0 and frontier[0, i] > mem[end - 1] + shift[0]:
+            i -= 1
+        if mem[end - 1] + shift[0] < limit and (i < 0 or frontier[1, i] > time[end - 1] + shift[1]):
+            break
+        end -= 1
+    return begin, end
+
+
+@compiled
+def _is_open(frontier: Any, n: int, mem: Any, time: Any, begin: int, end: int, shift: Any, limit: int) -> Any:
+    """Return whether a part of a row may have a point that is within the limit and not dominated."""
+    corner_mem, corner_time = mem[begin] + shift[0], time[end - 1] + shift[1]
+    before = _last_within(frontier[0], n, corner_mem)
+    return corner_mem < limit and corner_time < limit and (before < 0 or frontier[1, before] > corner_time)
 
 
 @compiled
@@ -101,16 +115,15 @@ def _open_part(frontier: Any, n: int, mem: Any, time: Any, start: int, count: in
     The row is the run of ``count`` points from ``start`` on, shifted by (memory, time), of which it looks at the segments
     between ``begin`` and ``end``.
     """
-    first, last = count, 0
-    shift_mem, shift_time = shift
+    first = count
     for segment in range(begin, end, SEGMENT):
-        stop = min(segment + SEGMENT, count)
-        corner_mem, corner_time = mem[start + segment] + shift_mem, time[start + stop - 1] + shift_time
-        if corner_mem >= limit or corner_time >= limit:
-            continue
-        if _may_matter(frontier, n, corner_mem, corner_time):
-            first, last = min(first, segment), stop
-    return first, last
+        if _is_open(frontier, n, mem, time, start + segment, start + min(segment + SEGMENT, count), shift, limit):
+            first = segment
+            break
+    for segment in range(end - 1 - (end - 1 - begin) % SEGMENT, first - 1, -SEGMENT):
+        if _is_open(frontier, n, mem, time, start + segment, start + min(segment + SEGMENT, count), shift, limit):
+            return first, min(segment + SEGMENT, count)
+    return count, 0
 
 
 @compiled
@@ -124,12 +137,12 @@ def _larger(points: Any, n: int, n_needed: int) -> Any:
 
 
 @compiled
-def _merge_product(old: Any, new: Any, n: int, outer_mem: Any, outer_time: Any, outer_start: int, outer_end: int, mem: Any,
-                   time: Any, start: int, count: int, outer_is_a: bool, limit: int) -> Any:  # fmt: skip
+def _merge_product(points: Any, spare: Any, n: int, outer_mem: Any, outer_time: Any, outer_start: int, outer_end: int,
+                   mem: Any, time: Any, start: int, count: int, outer_is_a: bool, limit: int) -> Any:  # fmt: skip
     """Merge ``n`` points with the product of two runs, a row for each point of the outer one.
 
     Returns:
-        The frontier, an array to merge it into next, and its number of points.
+        The frontier, a spare array of its size, and its number of points.
     """
     open_until = outer_start
     band_begin = band_end = 0
@@ -138,30 +151,19 @@ def _merge_product(old: Any, new: Any, n: int, outer_mem: Any, outer_time: Any, 
             # Look at a band of rows at once: in most bands all segments are dominated.
             open_until = min(outer + SEGMENT, outer_end)
             best = outer_mem[outer], outer_time[open_until - 1]
-            band_begin, band_end = _open_part(old, n, mem, time, start, count, 0, count, best, limit)
+            band_begin, band_end = _open_part(points, n, mem, time, start, count, 0, count, best, limit)
         if band_begin >= band_end:
             continue
-        shift_mem, shift_time = outer_mem[outer], outer_time[outer]
-        begin, end = _open_part(old, n, mem, time, start, count, band_begin, band_end, (shift_mem, shift_time), limit)
-        while begin < end and time[start + begin] + shift_time >= limit:
-            begin += 1
-        while begin < end and mem[start + end - 1] + shift_mem >= limit:
-            end -= 1
+        shift = outer_mem[outer], outer_time[outer]
+        begin, end = _open_part(points, n, mem, time, start, count, band_begin, band_end, shift, limit)
+        begin, end = _trimmed(points, n, mem, time, start + begin, start + end, shift, limit)
         if begin >= end:
             continue
-        if n + end - begin > old.shape[1]:
-            old = _larger(old, n, n + end - begin)
-            new = np.empty_like(old)
-        first, last = start + begin, start + end
-        origin = outer if outer_is_a else -outer - 1
-        if end - begin == 1:
-            m, t = mem[first] + shift_mem, time[first] + shift_time
-            if _may_matter(old, n, m, t):
-                n = _add_point(old, n, m, t, origin, first)
-        else:
-            n = _merge_row(old, n, new, mem, time, first, last, (shift_mem, shift_time, origin))
-            old, new = new, old
-    return old, new, n
+        if n + end - begin > points.shape[1]:
+            points = _larger(points, n, n + end - begin)
+            spare = np.empty_like(points)
+        n = _merge_row(points, n, spare, mem, time, begin, end, (shift[0], shift[1], outer if outer_is_a else -outer - 1))
+    return points, spare, n
 
 
 @compiled
