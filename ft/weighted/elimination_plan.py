@@ -53,6 +53,7 @@ class EliminationPlan:
         variable_of: for each result of a bucket the variable that was eliminated.
         neighbours: for each variable the other variables of its step's tables, in the tables' order.
         n_equal: for each number in ``same``, how many tables have it.
+        above_split: the split variables, and those whose tables follow from what eliminating such a variable made.
     """
 
     n_states: tuple[int, ...]
@@ -65,6 +66,7 @@ class EliminationPlan:
     variable_of: dict[int, int] = field(default_factory=dict)
     neighbours: dict[int, tuple[int, ...]] = field(default_factory=dict)
     n_equal: Counter[int] = field(default_factory=Counter)
+    above_split: set[int] = field(default_factory=set)
 
     @classmethod
     def of(cls, problem: Problem, max_cells: int) -> EliminationPlan:
@@ -213,6 +215,9 @@ class _Planner:
         for bucket, first_bucket in zip(step.buckets, first.buckets, strict=True):
             self.plan.same.append(first_bucket.result)
             self.plan.variable_of[bucket.result] = variable
+        makers = {self.plan.variable_of.get(table) for table in (*own, *effort.tables)}
+        if len(parts) > 1 or not makers.isdisjoint(self.plan.above_split):
+            self.plan.above_split.add(variable)
         del self.efforts[variable]
         for other in sorted(changed - {variable}):
             self._estimate(other)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -266,7 +266,19 @@ class WeightedPass:
                 of these before them. They are then neither exact nor bounds, but good enough to choose states and shares
                 by. None to do all.
         """
-        n_given, pool = len(self.plan.costs), self.setting.pool
+        nodes = self._marginals(range(len(self.plan.n_states)), samples)
+        # Nodes that are alike have one array, so that what follows from it is computed once.
+        lowered = {id(marginals): marginals - self.margin for marginals in nodes} if self.margin else {}
+        return Marginals(self.least(), tuple(lowered.get(id(marginals), marginals) for marginals in nodes))
+
+    def find_moves(self) -> None:
+        """Set ``moves`` for the split variables, by the marginals of what lies between them and the last elimination."""
+        self._marginals(self.plan.above_split, None)
+
+    def _marginals(self, variables: Collection[int], samples: int | None) -> list[Floats]:
+        """Return the marginals of some variables, with all that are eliminated after them; empty arrays for others."""
+        self._results = {result for result, variable in self.plan.variable_of.items() if variable in variables}
+        pool = self.setting.pool
         nodes: list[Floats] = [np.empty(0)] * len(self.plan.n_states)
         outside: dict[int, Floats] = {
             n: np.subtract(self.total, self.tables[n], out=pool.take(())) for n in self.plan.constants
@@ -277,11 +289,13 @@ class WeightedPass:
         joined: dict[tuple[int, ...], tuple[list[Floats], Floats]] = {}
         beyond: dict[tuple[int, ...], Floats] = {}
         for step in reversed(self.plan.steps):
+            if step.buckets[0].result not in self._results:
+                continue
             of_buckets = []
             for bucket, own in zip(step.buckets, self.own[step.variable], strict=True):
                 outer = outside.pop(bucket.result)
                 back = self._back(bucket, own, outer, samples)
-                results = (operand.table for operand in bucket.inputs if operand.table >= n_given)
+                results = (operand.table for operand in bucket.inputs if operand.table in self._results)
                 outside.update(zip(results, back.of_inputs, strict=True))
                 of_buckets.append(back.of_state)
             if len(of_buckets) == 1:
@@ -295,7 +309,7 @@ class WeightedPass:
                     joined[kinds] = moves, np.max(of_buckets, axis=0)
                 self.moves[step.variable], nodes[step.variable] = joined[kinds]
             for number in step.own:
-                if number >= n_given:
+                if number in self._results:
                     class_of, table = self.plan.shapes[number].of(step.variable), self.tables[number]
                     kinds = id(of_buckets[0]), id(class_of), id(table)
                     if kinds not in beyond:
@@ -306,9 +320,7 @@ class WeightedPass:
         for array in {id(array): array for array in arrays}.values():
             pool.put_back(array)
         self._backs.clear()
-        # Nodes that are alike have one array, so that what follows from it is computed once.
-        lowered = {id(marginals): marginals - self.margin for marginals in nodes} if self.margin else {}
-        return Marginals(self.least(), tuple(lowered.get(id(marginals), marginals) for marginals in nodes))
+        return nodes
 
     def _back(self, bucket: Bucket, own: Floats, outer: Floats, samples: int | None) -> _Back:
         """Return a bucket's marginals: those of an equal elimination, if the same costs lie beyond both, or of a sample.
@@ -345,7 +357,7 @@ class WeightedPass:
         """
         n_both, of_left, of_right = bucket.sizes
         outer = outside.reshape(bucket.sizes)
-        results = [[x for x in part if x.table >= len(self.plan.costs)] for part in (bucket.left, bucket.right)]
+        results = [[x for x in part if x.table in self._results] for part in (bucket.left, bucket.right)]
         of_group = np.empty(bucket.group.n_classes)
         pool = self.setting.pool
         lefts = pool.take((n_both, of_left, bucket.group.n_classes))

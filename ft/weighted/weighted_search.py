@@ -68,8 +68,9 @@ class WeightedSearch:
         self.setting = Setting(problem, self.plan, self.most, split, deadline)
         is_split = set(self.setting.split)
         self.alike = [variables for variables in self.plan.alike if variables[0] in is_split]
-        # Factor on the changes of shares: those of many split variables together go too far.
-        self.step = _STEP_OF_MANY if len(self.setting.split) > _MANY_SPLIT else 1.0
+        # Factor on the changes of shares. Those of many split variables together may go too far: it begins small, and grows.
+        self.may_grow = len(self.setting.split) > _MANY_SPLIT
+        self.step = _STEP_OF_MANY if self.may_grow else 1.0
         self.shares: dict[tuple[float, float], Shares] = {}  # the best shares found for some weights
 
     def integer_weights(self, mem: float, time: float) -> tuple[int, int]:
@@ -150,10 +151,11 @@ class WeightedSearch:
                     shares = Shares({variable: run.own[variable][1:] for variable in self.setting.split}, run.folds)
                     self.shares[weights] = shares
                     if not enough:
-                        run.marginals()
+                        run.find_moves()
                     best = total, shares, run.moves
+                    self.step = min(2 * self.step, 1.0) if self.may_grow and len(results) > 1 else self.step
                 else:
-                    self.step /= 4
+                    self.step, self.may_grow = self.step / (2 if self.may_grow else 4), False
                 run.put_back()
                 if enough or best is None or self.step < _LEAST_STEP:
                     break

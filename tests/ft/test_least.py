@@ -197,8 +197,12 @@ def test_layers_that_are_alike_are_searched_once(max_cells: int) -> None:
     if together.plan.is_exact:
         return
     for weights in WEIGHTS:  # shares that are equal for equal layers, as the first round leaves them
-        first = WeightedPass(together.setting, weights)
-        moves = together._averaged((first.marginals(False), first.moves)[1])
+        first, second = (WeightedPass(together.setting, weights) for _ in range(2))
+        first.marginals()
+        second.find_moves()
+        assert [*map(str, first.moves.values())] == [*map(str, second.moves.values())]
+        first.marginals(False)
+        moves = together._averaged(first.moves)
         own = {
             variable: [share + np.floor(move / 2) for share, move in zip(first.own[variable][1:], those, strict=True)]
             for variable, those in moves.items()
