@@ -24,6 +24,8 @@ class StageEnds:
         returned: training steps, each with the name of one of them whose gradient of the step's loss is sent back.
         divides: whether a backward pass runs first what these gradients need, see :func:`.deferral.divided`.
         counts_passes: whether the bytes of each micro-batch's passes are counted; else those of a step, one after the other.
+        awaited: the names of the operators whose gradients stand for those that other stages send: each sums what is sent,
+            for the loss by which the stage is planned.
         sent: the tensors that it sends, in order. This and what follows is of a program that is run.
         given: training steps, each with the name of a tensor whose gradient other stages send to it.
         late: the tensors of ``returned`` whose gradients no pass of another stage waits for.
@@ -38,6 +40,7 @@ class StageEnds:
     returned: frozenset[OfStep] = frozenset()
     divides: bool = False
     counts_passes: bool = True
+    awaited: frozenset[str] = frozenset()
     sent: tuple[str, ...] = ()
     given: tuple[OfStep, ...] = ()
     late: frozenset[str] = frozenset()

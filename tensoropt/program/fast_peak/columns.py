@@ -36,9 +36,10 @@ EXCHANGES, SPLITS_INNER, OPERATOR_SCRATCH, INSIDE, REMATERIALIZED = range(6, 11)
 """whether it exchanges windows, and communicates inside; its workspace; the bytes that it saves inside, or -1."""
 
 # Flags of operators
-SOURCE, WRITES, OVERWRITES, IS_PRODUCT, PASSES, IS_TAKEN, IS_RECEIVED, IS_SEPARATE = 1, 2, 4, 8, 16, 32, 64, 128
+SOURCE, WRITES, OVERWRITES, IS_PRODUCT, PASSES, IS_TAKEN, IS_RECEIVED, IS_SEPARATE, AWAITS = 1, 2, 4, 8, 16, 32, 64, 128, 256
 """It is a source; writes to a variable; may write over an operand; is a product; passes gradients on to its operands; is a
-batch of which each micro-batch takes its part; is what another stage sends; computes each operand's gradient apart."""
+batch of which each micro-batch takes its part; is what another stage sends; computes each operand's gradient apart; its
+gradient stands for what another stage sends."""
 # Flags of operands
 FIRST_USE, RESIDUAL, WANTED, PASSED_ON, OF_VARIABLES, IS_FIRST, ACCUMULATES, ONLY_ONCE = 1, 2, 4, 8, 16, 32, 64, 128
 """It is its tensor's first use; the gradient reads it; it has a gradient, perhaps that of the result; only updates wait for

@@ -129,9 +129,10 @@ def _make_gradient(o: Any, t: Any, r: Any, m: Any, record: int, operand: int, ov
         if flags & c.OVERWRITES:
             may_overwrite(m, buffer, _size(o, t, r, m, record, i))
     read(m, m[m[ix.INSIDE_OF] + operator])
-    end, gradient = m[ix.N_READS], new_buffer(o, m, t[r[site], c.OPERAND_BYTES], 0)
+    is_received = int(flags & c.AWAITS != 0)
+    end, gradient = m[ix.N_READS], new_buffer(o, m, t[r[site], c.OPERAND_BYTES], is_received)
     write(m, gradient)
-    add(m, t[r[site], c.GRADIENT_SCRATCH], 0, 0, overlaps)
+    add(m, t[r[site], c.GRADIENT_SCRATCH], is_received, 0, overlaps)
     if o[o[ix.OF_OPERAND] + operand] & c.OF_VARIABLES:
         for i in range(begin, end):
             m[m[ix.HELD] + m[ix.N_HELD]] = m[m[ix.READS] + i]

@@ -129,6 +129,7 @@ def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_op
     arrays = (
         _ints(
             _flags(op, starts if i >= first_run else starts_once, i >= first_run > 0, received)
+            | c.AWAITS * (op.name in ends.awaited)
             for i, op in enumerate(operators)
         ),
         _ends(len(op.operands) for op in operators),

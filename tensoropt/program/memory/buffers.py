@@ -317,10 +317,12 @@ class TaskBuffers:
             gradient, of_result = arriving[0]
             n_bytes = out.operand_bytes(op, position)
             if position not in PASSED_ON.get(op.type, ()) or n_bytes != of_result:
-                gradient = Buffer(n_bytes, GRADIENTS, of=tensor.name)
+                is_received = op.name in self._ends.awaited
+                gradient = Buffer(n_bytes, GRADIENTS, is_received, of=tensor.name)
                 own = by_position.get(position) if op.type in PRODUCTS else None
                 reads = [*(buffer for buffer, _ in inputs if buffer is not own), *inside]
-                out.add(reads, [gradient], out.scratch_bytes(op, position), inputs if op.type in OVERWRITE else ())
+                overwrites = inputs if op.type in OVERWRITE else ()
+                out.add(reads, [gradient], out.scratch_bytes(op, position), overwrites, is_received)
                 if tensor.name in self.view.graph.made_of_variables:
                     self._for_parameters += reads
             self._buffers[value] = gradient

@@ -150,7 +150,11 @@ def ends_of(model: StageModel, divides: bool) -> StageEnds:
     """Return what a stage exchanges with others; see :class:`.StageEnds`."""
     incoming = [crossing for crossing in model.stages.crossings if crossing.target == model.index]
     gradients = frozenset((step, crossing.tensor) for crossing in incoming for step in crossing.steps)
-    return StageEnds(frozenset(crossing.tensor for crossing in incoming), gradients, divides)
+    sent = {crossing.tensor for crossing in model.stages.crossings if crossing.source == model.index}
+    own = model.graph.operators.keys() - model.stages.whole.graph.operators.keys()  # no model's
+    sums = {name for name in own for _, tensor in model.graph.operators[name].operands if tensor.name in sent}
+    received = frozenset(crossing.tensor for crossing in incoming)
+    return StageEnds(received, gradients, divides, awaited=frozenset(sums))
 
 
 def _stage_of(frontier: ModelFrontier) -> StageModel:
