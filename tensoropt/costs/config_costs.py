@@ -13,7 +13,7 @@ computed for many configs together, in arrays, and for one in arrays of one (:fu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -27,7 +27,7 @@ from ..reschedule.orders import Ints, Mask
 from ..rules.config_arrays import ConfigArrays, Interfaces
 from ..rules.rule import Config, Rule
 from ..rules.shardings import first_seen
-from ..sharding.resharding import Resharding, differentiated_operands, inner_reshardings, statistics_of
+from ..sharding.resharding import Resharding, inner_reshardings, statistics_of
 from .operator_costs import OperatorCosting
 from .resharding_costs import shard_bytes
 from .work_items import key_of
@@ -86,7 +86,7 @@ class ConfigCosts:
         Tensors that no trip changes are saved outside of the loop, and a custom gradient saves nothing but its operands.
         """
         op, constants, each_trip = self.op, self._zeros, self._zeros
-        if op.type == VALUE_SHAPED and self._differentiated:
+        if op.type == VALUE_SHAPED and self._passes:
             return constants + int(op.attrs[BODY].inside_bytes)
         if op.type != LOOP:
             return constants
@@ -104,40 +104,53 @@ class ConfigCosts:
 
     @cached_property
     def times_ns(self) -> Ints:
-        """The compute time of both passes over all micro-batches, and the part that is the backward pass, int64[2, K].
+        """The compute time of all passes over all micro-batches, and the part that is backward passes, int64[2, K].
 
         For a variable they are the time of the optimizer's update, and 0.
         """
-        own_ns = self._body_ns if self.op.type in COMPOSITES else self._work_ns
-        return self.costing.n_runs(self.op) * own_ns + self.adding_ns
+        all_ns, backward_ns = self._own_ns[frozenset().union(*self._passes)]
+        returning_ns = sum((self.by_pass_ns[positions] for positions in self._passes), self._zeros)
+        forward_ns = all_ns - backward_ns if self._passes else all_ns
+        return np.stack([self.costing.n_runs(self.op) * forward_ns + returning_ns, returning_ns])
+
+    @cached_property
+    def by_pass_ns(self) -> dict[frozenset[int], Ints]:
+        """The compute time of a backward pass over all micro-batches, by the positions that get a gradient in it."""
+        n_runs = self.costing.n_runs(self.op)
+        return {each: n_runs * self._own_ns[each][1] + self._adding_ns(each) for each in dict.fromkeys(self._passes)}
 
     @property
     def compute_ns(self) -> Ints:
-        """The compute time of both passes."""
+        """The compute time of all passes."""
         return self.times_ns[0]
 
     @property
     def backward_ns(self) -> Ints:
-        """The compute time of the backward pass."""
+        """The compute time of the backward passes."""
         return self.times_ns[1]
 
-    @cached_property
+    @property
     def adding_ns(self) -> Ints:
-        """The part of the backward pass that adds the gradients of all micro-batches but the first to their sums."""
+        """The part of backward passes that adds the gradients of all micro-batches but the first to their sums."""
+        return sum(map(self._adding_ns, self._passes), self._zeros)
+
+    def _adding_ns(self, positions: Container[int]) -> Ints:
+        """Return the part of a backward pass that adds the gradients of the operands at these positions to their sums."""
         total, costing = self._zeros, self.costing
         if costing.graph.micro_batching is None:
             return total
         for (position, tensor), shards in zip(self.op.operands, self._operands, strict=True):
-            if costing.accumulates(self.op, position):
+            if position in positions and costing.accumulates(self.op, position):
                 sizes, kind = np.unique(shards, return_inverse=True)
                 works = [WorkItem("AddV2", tensor.dtype, size // tensor.item_bytes, 3 * size) for size in sizes.tolist()]
                 total = total + np.array([costing.compute.time_ns(work) for work in works], np.int64)[kind]
         return (costing.graph.n_micro_batches - 1) * total
 
-    def work(self, i: int = 0, has_key: bool = True) -> WorkItem | None:
+    def work(self, i: int = 0, has_key: bool = True, differentiated: Collection[int] | None = None) -> WorkItem | None:
         """Return the operator's work in a config, forward and backward, or that of a variable's update; None if it has none.
 
-        A composite operator has no work of its own either: the operators of its body have.
+        A composite operator has no work of its own either: the operators of its body have. The gradients are at the
+        positions ``differentiated``, by default at those of all backward passes.
         """
         op, costing = self.op, self.costing
         if op.type in (PLACEHOLDER, CONSTANT, *COMPOSITES) or op.updates is not None:
@@ -145,13 +158,14 @@ class ConfigCosts:
         flops, n_bytes, n_bytes_back = (int(amount[i]) for amount in self._amounts)
         if op.type == VARIABLE:
             return WorkItem(op.type, op.result.dtype, 0, n_bytes) if n_bytes else None
-        positions, key = sorted(self._differentiated), ""
+        positions, key = sorted(frozenset().union(*self._passes) if differentiated is None else differentiated), ""
         if has_key:
             points = int(self.arrays.local_points()[i])
             key = key_of(op, self.arrays.rule, self.arrays.configs[i], self.interfaces[i], points, positions)
             key += " by rows" if key and op.name in costing.graph.lookup_operators else ""
         dtype = op.result.dtype if op.outputs else "float32"
-        return WorkItem(op.type, dtype, flops, n_bytes, len(positions), key, n_bytes_back if positions else 0)
+        n_back = min(1, len(positions)) if op.type == VALUE_SHAPED else len(positions)
+        return WorkItem(op.type, dtype, flops, n_bytes, len(positions), key, n_back * n_bytes_back)
 
     @cached_property
     def within_ns(self) -> Ints:
@@ -174,10 +188,10 @@ class ConfigCosts:
         rule, mask = self.arrays.rule, self.arrays.are_exchanged()
         return mask | self.arrays.splits_any(rule.inner) if rule.inner and statistics_of(self.op, rule) else mask
 
-    @property
-    def _differentiated(self) -> frozenset[int]:
-        """The positions of the operands to which a gradient comes back."""
-        return differentiated_operands(self.op, self.costing.backward.gradients)
+    @cached_property
+    def _passes(self) -> tuple[frozenset[int], ...]:
+        """See :meth:`.Backward.positions`."""
+        return self.costing.backward.positions(self.op)
 
     @property
     def _zeros(self) -> Ints:
@@ -207,7 +221,7 @@ class ConfigCosts:
 
     @cached_property
     def _amounts(self) -> tuple[Ints, Ints, Ints]:
-        """Flops of the forward pass, and the bytes that it and the backward pass read plus write; of an update its bytes.
+        """Flops of the forward pass, the bytes that it reads plus writes, and those of one gradient; of an update its bytes.
 
         What reads a part moves its result twice, and not all that it reads from. Its gradient has zeros in all other places,
         except where a table is updated by rows.
@@ -218,24 +232,39 @@ class ConfigCosts:
         flops = np.rint(self.arrays.rule.flops_per_point * self.arrays.local_points()).astype(np.int64)
         if op.type in ALIASES:
             return flops, zeros, zeros
-        results, n_gradients = sum(self._results, zeros), len(self._differentiated)
+        results = sum(self._results, zeros)
         n_bytes = sum(self._operands, results)
         if op.type in READS_PART and op.inputs and op.inputs[0] is not None:
             table = self._operands[0]
             part = n_bytes - table + results
             back = part if op.name in costing.graph.lookup_operators else part + table
-            return flops, part, back * n_gradients
+            return flops, part, back
         if op.type == VALUE_SHAPED:
             inside, n_bytes = op.attrs[BODY], n_bytes + 2 * int(op.attrs[BODY].made_bytes)
-            return zeros + int(inside.made_flops), n_bytes, 2 * n_bytes * bool(n_gradients)
-        return flops, n_bytes, n_bytes * n_gradients
+            return zeros + int(inside.made_flops), n_bytes, 2 * n_bytes
+        return flops, n_bytes, n_bytes
 
     @cached_property
-    def _work_ns(self) -> Ints:
-        """The times of works, int64[2, K]: once for each different amount of work."""
-        arrays, compute = self.arrays, self.costing.compute
+    def _own_ns(self) -> dict[frozenset[int], Ints]:
+        """The times of both ways, and of the way back, of one run, int64[2, K], by the positions with gradients."""
+        options = dict.fromkeys([*self._passes, frozenset().union(*self._passes)])
+        if self.op.type in COMPOSITES:
+            return dict.fromkeys(options, self._body_ns)
         if self.work(has_key=False) is None:
-            return np.zeros((2, len(arrays)), np.int64)
+            return dict.fromkeys(options, np.zeros((2, len(self.arrays)), np.int64))
+        return {positions: self._work_ns(positions) for positions in options}
+
+    def _work_ns(self, positions: frozenset[int]) -> Ints:
+        """Return the times of works with gradients at these positions: once for each different amount of work."""
+        (first, kind), compute = self._distinct_works, self.costing.compute
+        works = [self.work(i, compute.needs_keys, positions) for i in first.tolist()]
+        times = [(0, 0) if work is None else (compute.time_ns(work), compute.backward_ns(work)) for work in works]
+        return np.array(times, np.int64)[kind].T
+
+    @cached_property
+    def _distinct_works(self) -> tuple[Ints, Ints]:
+        """The first config of each different amount of work, and the number of each config's amount."""
+        arrays, compute = self.arrays, self.costing.compute
         columns = [*self._amounts]
         if compute.needs_keys:
             # A key tells the operands' largest shards, whether windows are exchanged, and which factors inside are split.
@@ -243,9 +272,7 @@ class ConfigCosts:
             for _, tensor, sharding in self.interfaces.of_operands(self.op):
                 columns += [*self.interfaces.numbers.blocks(sharding.layouts, tensor.shape).T]
         _, first, kind = np.unique(np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True)
-        works = [self.work(i, compute.needs_keys) for i in first.tolist()]
-        times = [(0, 0) if work is None else (compute.time_ns(work), compute.backward_ns(work)) for work in works]
-        return np.array(times, np.int64)[kind.reshape(-1)].T
+        return first, kind.reshape(-1)
 
     @cached_property
     def _parts(self) -> list[ConfigCosts]:
@@ -260,7 +287,7 @@ class ConfigCosts:
     def _body_ns(self) -> Ints:
         """The times of a composite operator's body, int64[2, K]; a custom gradient's is all backward."""
         op, total = self.op, np.zeros((2, len(self.arrays)), np.int64)
-        if op.type != LOOP and not self._differentiated:
+        if op.type != LOOP and not self._passes:
             return total
         total = sum((part.times_ns for part in self._parts), total)
         return int(op.attrs[FORM].trips) * total if op.type == LOOP else total[[0, 0]]
@@ -275,7 +302,7 @@ class ConfigCosts:
         if not self.communicates_inside.any():
             return [()], self._zeros
         first, kind = arrays.distinct_in(_names_inside(op, arrays))
-        return [inner_reshardings(op, arrays.rule, arrays.configs[i], self._differentiated) for i in first], kind
+        return [inner_reshardings(op, arrays.rule, arrays.configs[i], self._passes) for i in first], kind
 
     @property
     def _windows_bytes(self) -> Ints:

@@ -124,8 +124,7 @@ class OperatorCosting(ByArguments):
             tuple(str(op.attrs[key]) for key in (BODY, FORM) if key in op.attrs), attributes_key(op),
             tuple(form(tensor) for tensor in op.inputs),
             tuple((form(tensor), tensor.name in self.charged) for tensor in op.outputs),
-            tuple((op.name, i) in backward.gradients for i, _ in op.operands),
-            tuple((op.name, i) in backward.residual_operands for i, _ in op.operands),
+            backward.positions(op), tuple((op.name, i) in backward.residual_operands for i, _ in op.operands),
             tuple(self.accumulates(op, i) for i, _ in op.operands), graph.updates.get(op.name),
             op.name in graph.lookup_operators, self.found_bytes(op), self.n_runs(op),
         )  # fmt: skip

@@ -24,7 +24,6 @@ from ..reschedule.layout import Layout, Shape
 from ..reschedule.mesh import Mesh
 from ..reschedule.orders import Ints, Mask
 from ..reschedule.path import StepCosts, all_pairs, size_class
-from ..rules.rule import OperandSharding
 from ..rules.shardings import NO_GRADIENT, Shardings
 from ..sharding.resharding import PathFinder, Resharding, bucket_share_ns, resharding_of
 
@@ -134,13 +133,14 @@ class ReshardingCosting(ByArguments):
             self.expect(resharding.shape, resharding.item_bytes, self.numbers.of(layout for pair in ends for layout in pair))
 
     def time_ns(self, resharding: Resharding) -> int:
-        """Return the time of a resharding: forward and, where a gradient comes back, backward."""
+        """Return the time of a resharding; see :meth:`.PathFinder.time_ns`."""
         size = resharding.shape, resharding.item_bytes
         if resharding.reduction == "sum" and resharding.halo is None and not resharding.in_bucket:
             expected = self._expected.get(self._class(*size), {})
             sources, targets = (self.numbers.of(ends) for ends in zip(*_ends(resharding), strict=True))
             if all(number in expected for number in (*sources.tolist(), *targets.tolist())):
-                return int(np.trace(self.table(*size).between(sources, targets)))
+                forward_ns, *back_ns = np.diag(self.table(*size).between(sources, targets)).tolist()
+                return int(forward_ns + resharding.n_passes * sum(back_ns))
         return self.path_finder.time_ns(resharding)
 
     def _class(self, shape: Shape, item_bytes: int) -> tuple[object, ...]:
@@ -150,8 +150,9 @@ class ReshardingCosting(ByArguments):
         return self._classes[key]
 
     def matrix(
-        self, tensor: Tensor, sources: Shardings, shardings: Shardings, charge: ResidualCharge, is_variable: bool = False
-    ) -> tuple[np.ndarray, np.ndarray]:
+        self, tensor: Tensor, sources: Shardings, shardings: Shardings, charge: ResidualCharge, is_variable: bool = False,
+        n_passes: int = 1,
+    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
         """Return memory and time of the reshardings from each source to each operand sharding (OperandSharding).
 
         Both are int64[sources, shardings]. A source is a layout, and the axes over which the gradient may come back to it
@@ -159,8 +160,9 @@ class ReshardingCosting(ByArguments):
 
         Args:
             is_variable: whether the source is the variable itself, and not a copy.
+            n_passes: the number of backward passes in which gradients come back.
         """
-        forward_ns, time_ns, equal = self._forward_and_all(tensor, sources, shardings, is_variable)
+        forward_ns, time_ns, equal = self._forward_and_all(tensor, sources, shardings, is_variable, n_passes)
         if charge == ResidualCharge.NOTHING:
             return np.zeros_like(time_ns), time_ns.copy()
         copies = np.broadcast_to(self.shards(tensor, shardings), time_ns.shape)
@@ -197,16 +199,16 @@ class ReshardingCosting(ByArguments):
         return np.where(forbidden, INFEASIBLE, mem), np.where(forbidden, INFEASIBLE, time_ns)
 
     def _forward_and_all(
-        self, tensor: Tensor, sources: Shardings, shardings: Shardings, is_variable: bool
+        self, tensor: Tensor, sources: Shardings, shardings: Shardings, is_variable: bool, n_passes: int
     ) -> tuple[Ints, Ints, Mask]:
         """Return the forward times of the reshardings, all of their times, and whether both ends have one layout.
 
         They are computed once for the same sequences and tensors of one shape.
         """
-        key = tensor.shape, tensor.item_bytes, sources, shardings, is_variable
+        key = tensor.shape, tensor.item_bytes, sources, shardings, is_variable, n_passes
         if key not in self._times:
             forward_ns = self.table(tensor.shape, tensor.item_bytes).between(sources.layouts, shardings.layouts)
-            time_ns = forward_ns + self.returning_ns(tensor, sources, shardings, is_variable)
+            time_ns = forward_ns + n_passes * self.returning_ns(tensor, sources, shardings, is_variable)
             self._times[key] = forward_ns, time_ns, sources.layouts[:, None] == shardings.layouts
         return self._times[key]
 
@@ -233,7 +235,7 @@ class ReshardingCosting(ByArguments):
         return self._of_pairs(self.numbers.are_views, sources, shardings)
 
     def returning_ns(self, tensor: Tensor, sources: Shardings, shardings: Shardings, is_variable: bool = False) -> Ints:
-        """Return the part of :meth:`matrix`'s times that reshards the gradients back, int64[sources, shardings]."""
+        """Return the part of :meth:`matrix`'s times that one pass's gradients take back, int64[sources, shardings]."""
         time_ns = np.zeros((len(sources), len(shardings)), np.int64)
         returning = shardings.unreduced != NO_GRADIENT
         if returning.any():
@@ -249,12 +251,15 @@ class ReshardingCosting(ByArguments):
         return time_ns
 
 
-def accumulator_bytes(tensor: Tensor, source: Layout, sharding: OperandSharding) -> int:
-    """Return the bytes of the sum, over micro-batches, of the gradients of a copy of a tensor that is computed once a step.
+def accumulator_bytes(tensor: Tensor, resharding: Resharding) -> int:
+    """Return the bytes of the sums, over micro-batches, of each pass's gradients of a copy of a tensor computed once a step.
 
-    The sum costs nothing where the copy has the layout of its source: a parameter's gradient is counted with its update.
+    A sum costs nothing where the copy has the layout of its source: a parameter's gradient is counted with its update.
     """
-    return 0 if sharding.unreduced is None or source == sharding.layout else shard_bytes(tensor, sharding.layout)
+    source, sharding = resharding.source, resharding.sharding
+    if sharding.unreduced is None or source == sharding.layout:
+        return 0
+    return resharding.n_passes * shard_bytes(tensor, sharding.layout)
 
 
 def _ends(resharding: Resharding) -> list[tuple[Layout, Layout]]:

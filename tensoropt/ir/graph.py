@@ -212,6 +212,11 @@ class Graph:
         return (*self.gradients.values(), *minimised)
 
     @cached_property
+    def pass_names(self) -> tuple[str, ...]:
+        """The names of the backward passes by their numbers, which are the same in all stages."""
+        return (*self.gradients, *self.train_steps)
+
+    @cached_property
     def losses(self) -> dict[str, Tensor]:
         """The loss of which gradients are taken, by the gradients' name."""
         return {backward_pass.name: backward_pass.loss for backward_pass in self.backward_passes}

@@ -14,7 +14,7 @@ from ..ir.micro_batching import MicroBatch
 from ..program.gradient_flow import GradientFlow
 from ..program.tasks import ACCUMULATED, AGAIN, FEED, FORWARD, JOIN, OPERAND, RESULT, SEND, SUM, UPDATE, Site, Task, Value
 from ..rules.random import FROM_SEED
-from ..sharding.resharding import Resharding, differentiated_operands, inner_reshardings, row_reshardings
+from ..sharding.resharding import Resharding, inner_reshardings, row_reshardings
 from . import pull_back
 from .joined import joined
 from .operators import Job, Values, emit
@@ -195,7 +195,7 @@ class TaskEmission:
         operands = self._operands(op, [self.value(value) for value in task.reads], micro_batch)
         rule, config = view.rules[op.name], view.strategy.configs[op.name]
         # Whether the reshardings inside of the operator carry gradients follows from which operands get one.
-        differentiated = differentiated_operands(op, self.view.gradients) if self.is_training else frozenset()
+        differentiated = self.view.backward.positions(op) if self.is_training else ()
         reshardings = inner_reshardings(op, rule, config, differentiated)
         graph = tf.compat.v1.get_default_graph()
         emitted = Emitted({position: values for (position, _), values in zip(op.operands, operands, strict=True)})
@@ -225,8 +225,9 @@ class TaskEmission:
 
         job = Job(
             op, rule, config, view.interfaces[op.name], self.resharder.backend.ranks, complete,
-            differentiated=differentiated, micro_batch=micro_batch, rematerialized_with=rematerialized_with,
-            reads_table=self._reads_table(op), runs=(lambda: self.assign(op, [])[0]) if op.type in FROM_SEED else None,
+            differentiated=frozenset().union(*differentiated), micro_batch=micro_batch,
+            rematerialized_with=rematerialized_with, reads_table=self._reads_table(op),
+            runs=(lambda: self.assign(op, [])[0]) if op.type in FROM_SEED else None,
         )  # fmt: skip
         emitted.results = emit(job, operands)
         emitted.parts.append(Created(start, graph.version))

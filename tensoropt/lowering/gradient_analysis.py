@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import tensorflow as tf
@@ -41,7 +41,7 @@ def analyse(graph: Graph) -> Backward:
             those that get one in the recorded graph according to TensorFlow.
     """
     passes = graph.backward_passes
-    backward = _union(graph, (_of_pass(graph, one_pass, _followed(graph, *_ends(graph, one_pass))) for one_pass in passes))
+    backward = _union(graph, {each.name: _of_pass(graph, each, _followed(graph, *_ends(graph, each))) for each in passes})
     if graph.differentiated is not None:
         _check_differentiated(graph, backward, graph.differentiated)
     return backward
@@ -79,7 +79,7 @@ def _of_body(body: Body) -> Backward:
         [tensor for tensor in tensors if carries_gradient(tensor.dtype)] for tensors in (body.inputs, body.outputs)
     )
     names = body.graph.ancestors([*inputs, *outputs])
-    return _union(body.graph, [_followed(body.graph, names, outputs, inputs) or NO_BACKWARD])
+    return _union(body.graph, {"": _followed(body.graph, names, outputs, inputs) or NO_BACKWARD})
 
 
 def _ends(graph: Graph, gradients: Gradients) -> tuple[set[str], list[Tensor], list[Tensor]]:
@@ -101,16 +101,14 @@ def _of_pass(graph: Graph, gradients: Gradients, backward: Backward | None) -> B
     return backward
 
 
-def _union(graph: Graph, passes: Iterable[Backward]) -> Backward:
-    """Return all backward passes of a graph as one, with those of its loops' bodies."""
-    all_passes = list(passes)
-    gradients = frozenset().union(*(backward.gradients for backward in all_passes))
-    differentiated = {name for name, _ in gradients}
+def _union(graph: Graph, passes: Mapping[str, Backward]) -> Backward:
+    """Return what all backward passes of a graph do, given each by its name, with those of its loops' bodies."""
+    differentiated = {name for backward in passes.values() for name, _ in backward.gradients}
     loops = [op for op in graph.operators.values() if op.type == LOOP and op.name in differentiated]
     return Backward(
-        gradients,
-        frozenset().union(*(backward.residual_operands for backward in all_passes)),
-        frozenset().union(*(backward.residual_results for backward in all_passes)),
+        {name: backward.gradients for name, backward in passes.items()},
+        frozenset().union(*(backward.residual_operands for backward in passes.values())),
+        frozenset().union(*(backward.residual_results for backward in passes.values())),
         {op.name: _of_body(op.attrs[BODY]) for op in loops},
     )
 
@@ -248,7 +246,7 @@ def _followed(
         residual_results.update(op.outputs[i].name for i in read.reads_results)
     if not coming & starts:
         return None
-    return Backward(frozenset(gradients), frozenset(residual_operands), frozenset(residual_results))
+    return Backward({"": frozenset(gradients)}, frozenset(residual_operands), frozenset(residual_results))
 
 
 def _forward(asking: _Asking, operators: Iterable[Operator], starts: set[str]) -> tuple[set[str], set[str]]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from ..common.errors import InputError
@@ -18,14 +19,13 @@ from ..reschedule.mesh import Mesh
 from ..rules.config_arrays import ConfigArrays
 from ..rules.registry import rule_of
 from ..rules.rule import Config, Interface, OperandSharding, Rule, configs
-from ..sharding.consumers import Consumer, consumers_of, sharding_of
+from ..sharding.consumers import Consumer, consumers_of, passes_to, sharding_of
 from ..sharding.model import Model
 from ..sharding.propagation import chosen_in_order
 from ..sharding.resharding import (
     PathFinder,
     PlainCosts,
     Resharding,
-    differentiated_operands,
     inner_reshardings,
     resharding_of,
     row_reshardings,
@@ -74,14 +74,15 @@ class CostEntry(ReshardedCopy):
             time_us=self.time_ns(path_finder) / 1e3,
             reduction=self.resharding.reduction,
             copy_bytes=self.copy_bytes,
+            n_passes=self.resharding.n_passes if paths.backward is not None else 1,
             regathering_us=path_finder.forward_ns(self.resharding) * self.n_runs / 1e3 if is_regathered else 0.0,
         )
 
     def time_ns(self, path_finder: PathFinder) -> int:
         """Return the time of all executions per step.
 
-        It is the sum of the forward path, the backward path if a gradient comes back, and the forward path once more if the
-        copy is regathered.
+        It is the sum of the forward path, the backward path in each pass in which a gradient comes back, and the forward
+        path once more if the copy is regathered.
         """
         regathering_ns = path_finder.forward_ns(self.resharding) if self.is_regathered else 0
         return (path_finder.time_ns(self.resharding) + regathering_ns) * self.n_runs
@@ -98,7 +99,7 @@ def cost_entries(view: StrategyView, costing: OperatorCosting | None = None) -> 
     for op in graph.step_operators:
         if op.updates is not None:
             continue
-        differentiated, n_runs = differentiated_operands(op, view.gradients), graph.n_runs(op.result.name)
+        differentiated, n_runs = view.backward.positions(op), graph.n_runs(op.result.name)
         config, entry = view.strategy.configs[op.name], partial(CostEntry, tensor=op.name, consumers=(op.name,))
         for resharding in inner_reshardings(op, view.rules[op.name], config, differentiated):
             yield entry(resharding=resharding, n_runs=n_runs)
@@ -123,6 +124,8 @@ def cost_entries(view: StrategyView, costing: OperatorCosting | None = None) -> 
 def _entry(
     view: StrategyView, tensor: Tensor, consumers: Sequence[Consumer], resharding: Resharding, is_shared: bool, is_read: bool
 ) -> CostEntry:
+    if (n_passes := len(passes_to(view.backward, consumers))) > 1:
+        resharding = replace(resharding, n_passes=n_passes)
     regathered = view.reads_regathered if is_shared else view.is_regathered
     operands = [(view.graph.operators[t.name], t.position) for t in consumers if not t.is_step and not t.is_update]
     accumulates = view.graph.accumulates(tensor.name)
@@ -135,7 +138,7 @@ def _entry(
         is_read=is_read,
         is_regathered_with_source=not is_shared and any(view.is_regathered_with_source(*operand) for operand in operands),
         n_runs=view.graph.n_runs(tensor.name),
-        accumulator_bytes=accumulator_bytes(tensor, resharding.source, resharding.sharding) if accumulates else 0,
+        accumulator_bytes=accumulator_bytes(tensor, resharding) if accumulates else 0,
     )
 
 
@@ -219,12 +222,9 @@ def check_reshardings(view: StrategyView, stage: StagePlan) -> None:
             f"'{view.strategy.configs[op.name]}'; it was changed: find the strategy again"
         )
     path_finder = stage.path_finder(PlainCosts())
-    expected = {
-        (row.tensor, row.consumers, row.sharding, row.is_shared, row.is_regathered, row.n_runs)
-        for entry in cost_entries(view)
-        if (row := entry.planned(path_finder)) is not None
-    }
-    actual = {(d.tensor, d.consumers, d.sharding, d.is_shared, d.is_regathered, d.n_runs) for d in stage.reshardings}
+    told = attrgetter("tensor", "consumers", "sharding", "is_shared", "is_regathered", "n_runs", "n_passes")
+    expected = set(map(told, filter(None, (entry.planned(path_finder) for entry in cost_entries(view)))))
+    actual = set(map(told, stage.reshardings))
     if expected != actual:
         tensor, consumers, sharding, *flags = min(expected ^ actual, key=str)
         difference = "lacks" if (tensor, consumers, sharding, *flags) in expected else "has, against its configs,"

@@ -109,6 +109,7 @@ class PlannedResharding(ReshardedCopy):
         time_us: the time of the resharding per step, including regathering.
         reduction: ``sum``, or ``max`` for a maximum over the partial axes.
         copy_bytes: the bytes of the copy if the backward pass reads it, whether it is saved or regathered; else 0.
+        n_passes: the number of backward passes in which a gradient comes back.
     """
 
     sharding: OperandSharding
@@ -118,12 +119,14 @@ class PlannedResharding(ReshardedCopy):
     reduction: str = "sum"
     copy_bytes: int = 0
     regathering_us: float = 0.0
+    n_passes: int = 1
 
     @property
     def paths(self) -> tuple[Path, ...]:
         """The paths that a step executes, each as often as it does."""
         regathering = (self.forward,) if self.is_regathered else ()
-        return (self.forward, *regathering, *((self.backward,) if self.backward is not None else ())) * self.n_runs
+        backward = () if self.backward is None else (self.backward,) * self.n_passes
+        return (self.forward, *regathering, *backward) * self.n_runs
 
     @property
     def n_collectives(self) -> int:
@@ -155,6 +158,7 @@ class PlannedResharding(ReshardedCopy):
 
 _IF_OTHER: dict[str, Any] = {
     "copy_bytes": 0, "is_regathered": False, "is_regathered_with_source": False, "n_runs": 1, "accumulator_bytes": 0,
+    "n_passes": 1,
 }  # fmt: skip
 """Fields that a resharding's row in a plan's file leaves out where they have these values."""
 

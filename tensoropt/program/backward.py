@@ -9,10 +9,10 @@ each of which is sent when it is full or when the pass is over: only updates wai
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 
-from ..ir.gradient_info import reached_from
-from ..ir.graph import SOURCES, Operator, Tensor
+from ..ir.gradient_info import Operand
+from ..ir.graph import SOURCES, Operator
 from ..ir.micro_batching import MicroBatch
 from ..reschedule.layout import Axes
 from ..sharding.consumers import LOSS
@@ -55,7 +55,7 @@ class BackwardPass:
         n_before = len(self.tasks)
         self._index = number
         self._n_arrived.clear()
-        reached = reached_from(self.view.graph, starts)
+        wanted = self.view.differentiated(number)
         for site, value in seeds.items():
             # That of a result is of a tensor that another stage uses.
             self._arrive(site if site.kind == RESULT else self.flow.goes_to(site), value)
@@ -63,7 +63,7 @@ class BackwardPass:
             if site.kind == OPERATOR:
                 op = self.view.graph.operators[site.name]
                 if op.updates is None and op.type not in SOURCES and not any(tensor.name in starts for tensor in op.outputs):
-                    self._through(op, reached)
+                    self._through(op, wanted)
             elif site in self.arrived and not self._accumulates(site):
                 self._return(site)
         for key in tuple(self._buckets):
@@ -79,25 +79,21 @@ class BackwardPass:
             return False
         return self.flow.accumulates(self.view.graph.operators[site.name], site.position)
 
-    def _through(self, op: Operator, reached: Collection[str]) -> None:
+    def _through(self, op: Operator, wanted: Container[Operand]) -> None:
         """Write the gradient of an operator, if one of its results has a gradient that leads on."""
         sites = [Site(RESULT, tensor.name) for tensor in op.outputs]
         gradients = tuple((i, self.arrived.pop(site)) for i, site in enumerate(sites) if site in self.arrived)
         if not gradients:
             return
         reads = tuple(self._residuals.reads_of(op, tuple(value for _, value in gradients)))
-        positions = [i for i, tensor in op.operands if self._is_wanted(op, i, tensor, reached)]
+        takes = None if self.micro_batch is None else self.micro_batch.takes
+        positions = [i for i, _ in op.operands if (op.name, i) in wanted and (takes is None or takes(op.name, i))]
         if not positions:
             return
         writes = tuple(self._gradient(Site(OPERAND, op.name, position)) for position in positions)
         self.tasks.append(Task(COMPUTE, BACKWARD, Site(OPERATOR, op.name), reads, writes, gradients))
         for value in writes:
             self._arrive(value.site if self._accumulates(value.site) else self.flow.goes_to(value.site), value)
-
-    def _is_wanted(self, op: Operator, position: int, tensor: Tensor, reached: Collection[str]) -> bool:
-        """Return whether a gradient leads on from an operand."""
-        is_taken = self.micro_batch is None or self.micro_batch.takes(op.name, position)
-        return is_taken and (op.name, position) in self.view.gradients and tensor.name in reached
 
     def _return(self, site: Site) -> None:
         """Write the way back of a gradient through the resharding to an operand or to a shared copy."""

@@ -40,14 +40,14 @@ class Residuals:
         view, self._after = self.view, after
         exchanged = view.rules[op.name].exchanged(view.strategy.configs[op.name])
         for position, tensor in op.operands:
-            is_own = (op.name, position) in view.residual_operands
+            is_own = (op.name, position) in view.backward.residual_operands
             if (is_own and not (exchanged and position == 0)) or self._communicates(op, position, tensor):
                 self._operand(op, position)
             if is_own:
                 # The gradient of an operator that exchanges windows reads those of the forward pass.
                 yield self._operands.get((op.name, position), Value(Site(OPERAND, op.name, position)))
         for tensor in op.outputs:
-            if tensor.name in view.residual_results:
+            if tensor.name in view.backward.residual_results:
                 yield self._result(tensor)
 
     def _communicates(self, op: Operator, position: int, tensor: Tensor) -> bool:

@@ -125,7 +125,7 @@ class _Step:
         self.needed = operators_of(self.graph, fetch, given) if needed is None else needed
         self.takes = backward_passes_of(self.graph, fetch, self.needed)
         # The number of each backward pass is that in other stages.
-        self._number = {name: number for number, name in enumerate((*self.graph.gradients, *self.graph.train_steps))}
+        self._number = {name: number for number, name in enumerate(self.graph.pass_names)}
         self.tasks: list[Task] = []
         self.aliases: dict[Value, Value] = {}
         self._options = bool(self.takes or fetch.train_steps), uses_buckets

@@ -107,10 +107,11 @@ class StageRows:
         return self._halo(row)[0] if "halo" in row else self.collectives(row["forward"])
 
     def backward(self, row: Row) -> tuple[Way, ...]:
-        """Return the collectives of a resharding's way back; none if no gradient comes back."""
+        """Return the collectives of a resharding's way back in all backward passes; none if no gradient comes back."""
         if row["backward"] is None:
             return ()
-        return self._halo(row)[1] if "halo" in row else self.collectives(row["backward"])
+        ways = self._halo(row)[1] if "halo" in row else self.collectives(row["backward"])
+        return ways * int(row.get("n_passes", 1))
 
     def _halo(self, row: Row) -> tuple[tuple[Way, ...], tuple[Way, ...]]:
         layout = Layout.parse(self.mesh, row["forward"][0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..ir.gradient_info import Backward
 from ..ir.graph import Graph, Tensor
 from ..reschedule.layout import Layout
 from ..reschedule.mesh import Mesh
@@ -51,6 +52,12 @@ def consumers_of(graph: Graph) -> dict[str, list[Consumer]]:
     return consumers
 
 
+def passes_to(backward: Backward, consumers: Sequence[Consumer]) -> frozenset[str]:
+    """Return the names of the backward passes in which a gradient comes back from some of a tensor's consumers."""
+    operands = [(consumer.name, consumer.position) for consumer in consumers if not consumer.is_update]
+    return backward.passes_to(operands).union(consumer.name for consumer in consumers if consumer.position == LOSS)
+
+
 def step_sharding(mesh: Mesh, tensor: Tensor, consumer: Consumer) -> OperandSharding:
     """Return the operand sharding (OperandSharding) of a training step: its loss and its hyperparameters replicated."""
     replicated = Layout.replicated(mesh, len(tensor.shape))
@@ -78,4 +85,4 @@ def shareable_copies(shardings: Sequence[OperandSharding]) -> list[OperandShardi
 def sharding_of(view: StrategyView, tensor: Tensor, consumer: Consumer) -> OperandSharding:
     if consumer.is_step:
         return step_sharding(view.strategy.mesh, tensor, consumer)
-    return consumer_sharding(view.interfaces[consumer.name], consumer, view.gradients)
+    return consumer_sharding(view.interfaces[consumer.name], consumer, view.backward.gradients)

@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 
 from ..common.errors import InputError
-from ..ir.gradient_info import reached_from
 from ..ir.graph import CONSTANT, SOURCES, Graph
 from ..rules.random import RANDOM
-
-
-@dataclass(frozen=True, slots=True)
-class StepFlow:
-    """The tensors that the gradients of one training step's loss pass through.
-
-    Attributes:
-        reached: the names of the tensors that depend on what the step trains.
-        arrives: the names of the tensors to which a gradient comes.
-    """
-
-    reached: set[str]
-    arrives: set[str]
 
 
 @lru_cache(maxsize=4)
@@ -87,23 +72,3 @@ def constant(graph: Graph) -> frozenset[str]:
         if op.type == CONSTANT or (follows and op.updates is None and op.type not in RANDOM):
             names.add(op.name)
     return frozenset(names)
-
-
-@lru_cache(maxsize=4)
-def gradient_flows(graph: Graph, gradients: frozenset[tuple[str, int]]) -> Mapping[str, StepFlow]:
-    """Return where the gradients of each training step's loss go, by the step's name.
-
-    Args:
-        gradients: the operands to which a gradient of any of them comes.
-    """
-    flows = {}
-    for step in graph.train_steps.values():
-        assert step.loss is not None
-        trained = [graph.operators[name].result.name for name in step.variables]
-        flow = StepFlow(reached_from(graph, trained), {step.loss.name})
-        for op in reversed(tuple(graph.operators.values())):
-            if any(tensor.name in flow.arrives for tensor in op.outputs):
-                arriving = (t.name for i, t in op.operands if (op.name, i) in gradients)
-                flow.arrives.update(flow.reached.intersection(arriving))
-        flows[step.name] = flow
-    return flows

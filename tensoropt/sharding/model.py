@@ -26,8 +26,7 @@ class Model:
     placed: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, kw_only=True)
 
     def view(self, strategy: Strategy) -> StrategyView:
-        backward = self.backward
-        return StrategyView(self.graph, strategy, backward.gradients, backward.residual_operands, backward.residual_results)
+        return StrategyView(self.graph, strategy, self.backward)
 
     def in_micro_batches(self, n: int, n_devices: int = 1) -> Model:
         """Return the model of one of ``n`` micro-batches, to be searched on ``n_devices`` devices.

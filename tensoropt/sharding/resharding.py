@@ -35,6 +35,7 @@ class Resharding:
         returning: the axes over which the gradient may come back to the source partial: those of a shared copy.
         halo: the exchange that is made inside of an operator whose windows overlap blocks, instead of a path.
         is_variable: whether a variable's own value is resharded; only the variable's update waits for its gradient.
+        n_passes: the number of backward passes that send a gradient back, each by itself; 1 where none does.
     """
 
     shape: Shape
@@ -45,6 +46,7 @@ class Resharding:
     returning: Axes = ()
     halo: HaloStep | None = None
     is_variable: bool = False
+    n_passes: int = 1
 
     @property
     def in_bucket(self) -> bool:
@@ -102,11 +104,13 @@ class PathFinder:
         return paths
 
     def time_ns(self, resharding: Resharding) -> int:
-        paths = self.paths(resharding)
-        total = paths.forward.time_ns(self.costs, resharding.item_bytes)
+        """Return the time of a resharding: forward and, in each pass in which a gradient comes back, backward."""
+        paths, back_ns = self.paths(resharding), 0
         if paths.in_bucket:
-            return total + bucket_share_ns(resharding, self.costs)
-        return total + (paths.backward.time_ns(self.costs, resharding.item_bytes) if paths.backward else 0)
+            back_ns = bucket_share_ns(resharding, self.costs)
+        elif paths.backward is not None:
+            back_ns = paths.backward.time_ns(self.costs, resharding.item_bytes)
+        return paths.forward.time_ns(self.costs, resharding.item_bytes) + resharding.n_passes * back_ns
 
     def forward_ns(self, resharding: Resharding) -> int:
         return self.paths(resharding).forward.time_ns(self.costs, resharding.item_bytes)
@@ -174,42 +178,40 @@ class Statistic:
     has_gradient: bool
 
 
-def inner_reshardings(op: Operator, rule: Rule, config: Config, differentiated: Collection[int]) -> tuple[Resharding, ...]:
+def inner_reshardings(
+    op: Operator, rule: Rule, config: Config, differentiated: Sequence[Collection[int]]
+) -> tuple[Resharding, ...]:
     """Return the reshardings inside of an operator, in order of execution.
 
     There are some only if the config splits factors that need them.
 
     Args:
-        differentiated: the positions of the operands to which a gradient comes back.
+        differentiated: for each backward pass the positions of the operands to which a gradient comes back.
     """
     if rule.exchanged(config):
-        return (halo_resharding(op, rule, config, 0 in differentiated),)
+        n_passes = sum(0 in positions for positions in differentiated)
+        return (halo_resharding(op, rule, config, n_passes > 0, n_passes or 1),)
     axes = tuple(sorted(axis for name in rule.inner for axis in config.axes_of(name)))
     if not axes:
         return ()
     item_bytes = 4 if op.type.startswith("FusedBatchNorm") else op.result.item_bytes
-    result = []
+    result, n_passes = [], sum(map(bool, differentiated))
     for statistic in statistics_of(op, rule):
         splits = tuple(config.axes_of(name) if name else () for name in statistic.kept)
         shape = tuple(rule.extents[name] if name else 1 for name in statistic.kept)
-        unreduced = axes if statistic.has_gradient and differentiated else None
-        sharding = OperandSharding(Layout(config.mesh, splits), unreduced)
-        result.append(Resharding(shape, item_bytes, Layout(config.mesh, splits, axes), sharding, statistic.reduction))
+        unreduced = axes if statistic.has_gradient and n_passes else None
+        sharding, source = OperandSharding(Layout(config.mesh, splits), unreduced), Layout(config.mesh, splits, axes)
+        result.append(Resharding(shape, item_bytes, source, sharding, statistic.reduction, n_passes=n_passes or 1))
     return tuple(result)
 
 
-def differentiated_operands(op: Operator, gradients: Collection[tuple[str, int]]) -> frozenset[int]:
-    """Return the positions of the operator's operands to which a gradient comes back; ``gradients`` has all operators'."""
-    return frozenset(position for position, _ in op.operands if (op.name, position) in gradients)
-
-
-def halo_resharding(op: Operator, rule: Rule, config: Config, with_gradient: bool) -> Resharding:
+def halo_resharding(op: Operator, rule: Rule, config: Config, with_gradient: bool, n_passes: int = 1) -> Resharding:
     """Return the exchange of the block borders that the windows of a convolution or a pooling cover."""
     image, sharding = op.operand(0), interface_of(rule, config).operand(0)
     fill = LOWEST if op.type.startswith("MaxPool") else ZERO
     halo = HaloStep(HALO, sharding.layout, rule.exchanged(config), fill)
     back = OperandSharding(sharding.layout, () if with_gradient else None)
-    return Resharding(image.shape, image.item_bytes, sharding.layout, back, halo=halo)
+    return Resharding(image.shape, image.item_bytes, sharding.layout, back, halo=halo, n_passes=n_passes)
 
 
 def statistics_of(op: Operator, rule: Rule) -> tuple[Statistic, ...]:

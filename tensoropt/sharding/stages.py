@@ -16,7 +16,7 @@ that a later stage sends back will be. (They aren't those; running a stage needs
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -25,10 +25,10 @@ import numpy as np
 
 from ..common.errors import InputError
 from ..common.reach import reached
-from ..ir.gradient_info import Backward
+from ..ir.gradient_info import Backward, Operand
 from ..ir.graph import ARGUMENTS, PLACEHOLDER, SOURCES, VARIABLE, Graph, MicroBatching, Operator, Tensor, TrainStep
 from .branches import early_first, runs_early
-from .cut_invariants import constant, first_uses, following, gradient_flows, places, producers, taken_by_optimizer
+from .cut_invariants import constant, first_uses, following, places, producers, taken_by_optimizer
 from .lookups_ahead import LookupsAhead, lookups_ahead
 from .micro_batches import SUM
 from .model import Model
@@ -130,18 +130,11 @@ class Stages:
                 source = self._home(tensor)
                 users = [op for op in graph.consumers[tensor.name] if op.name in members]
                 uses = {(op.name, i) for op in users for i, operand in op.operands if operand.name == tensor.name}
-                steps = self._steps_through(tensor, uses & self._gradients)
+                steps = tuple(step for step, operands in self._passes.items() if not operands.isdisjoint(uses))
                 is_ahead = graph.producers[tensor.name].name in self.ahead.lookups
                 result[tensor.name, target] = Crossing(tensor.name, source, target, steps, is_ahead)
         order = {name: number for number, name in enumerate(graph.tensors)}
         return tuple(sorted(result.values(), key=lambda crossing: (order[crossing.tensor], crossing.target)))
-
-    def _steps_through(self, tensor: Tensor, operands: Collection[tuple[str, int]]) -> tuple[str, ...]:
-        """Return the training steps of whose losses a gradient comes to some operands, which are a tensor."""
-        graph = self.whole.graph
-        results = {result.name for name, _ in operands for result in graph.operators[name].outputs}
-        flows = gradient_flows(graph, self.whole.backward.gradients).items()
-        return tuple(step for step, flow in flows if tensor.name in flow.reached and results & flow.arrives)
 
     @cached_property
     def awaited(self) -> tuple[Crossing, ...]:
@@ -222,26 +215,30 @@ class Stages:
         return Operator(name, PLACEHOLDER, (), (tensor,), source=producer.source)
 
     @cached_property
-    def _gradients(self) -> frozenset[tuple[str, int]]:
-        """The operands of the model to which a gradient comes back.
+    def _passes(self) -> Mapping[str, frozenset[Operand]]:
+        """The operands of the model to which a gradient comes back in each backward pass.
 
         A table whose lookups are in several stages isn't updated by rows: its lookups have a gradient for all of it.
         """
-        graph = self.whole.graph
-        dense = set()
+        graph, passes = self.whole.graph, dict(self.whole.backward.passes)
         for variable, lookups in graph.lookups.items():
             if len({self._stage_of[name] for name in lookups}) > 1:
-                table = graph.operators[variable].result.name
-                dense |= {(name, i) for name in lookups for i, t in graph.operators[name].operands if t.name == table}
-        return self.whole.backward.gradients | dense
+                table = graph.operators[variable].result
+                (step,) = (step.name for step in graph.train_steps.values() if variable in step.variables)
+                arriving = {graph.operators[name].operand(position).name for name, position in passes[step]}
+                found = [graph.operators[name] for name in lookups if graph.operators[name].result.name in arriving]
+                passes[step] |= {(op.name, i) for op in found for i, t in op.operands if t == table}
+        return passes
 
     def _backward(self, graph: Graph) -> Backward:
         """Return what the backward pass of a stage reads and gives gradients to."""
         of_whole, operators = self.whole.backward, graph.operators
-        own = {op.name for op in operators.values() if op.name not in self.whole.graph.operators and op.operands}
-        gradients = {(name, i) for name in own for i, _ in operators[name].operands}
+        passes = {name: frozenset(each for each in of if each[0] in operators) for name, of in self._passes.items()}
+        for op in operators.values():
+            if op.operands and op.name not in self.whole.graph.operators:  # of a loss that the stage is planned by
+                passes[op.name.rsplit("/", 2)[0]] |= {(op.name, i) for i, _ in op.operands}
         return Backward(
-            frozenset(operand for operand in self._gradients if operand[0] in operators) | gradients,
+            passes,
             frozenset(operand for operand in of_whole.residual_operands if operand[0] in operators),
             frozenset(name for name in of_whole.residual_results if name in graph.tensors),
             {name: body for name, body in of_whole.bodies.items() if name in operators},

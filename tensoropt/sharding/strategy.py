@@ -33,13 +33,14 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ..ir.body import COMPOSITES, VALUE_SHAPED
+from ..ir.gradient_info import Backward, Operand
 from ..ir.graph import SOURCES, VARIABLE, Graph, Operator, Tensor
 from ..reschedule.layout import Layout, needs_communication
 from ..reschedule.mesh import Mesh
 from ..rules.random import RANDOM
 from ..rules.registry import rule_of
 from ..rules.rule import Config, Interface, OperandSharding, Rule, interface_of
-from .resharding import Resharding, differentiated_operands, inner_reshardings, resharding_of
+from .resharding import Resharding, inner_reshardings, resharding_of
 
 
 class Copy(NamedTuple):
@@ -72,19 +73,11 @@ class Strategy:
 
 @dataclass(frozen=True)
 class StrategyView:
-    """A strategy on its graph, with the rules, interfaces and operand shardings that follow, each derived once.
-
-    ``gradients`` holds (operator, position) of every operand to which a gradient comes back; ``residual_operands`` that of
-    every operand that the operator's own gradient reads, ``residual_results`` the name of every tensor that its producer's
-    gradient reads. The latter two may be omitted where the strategy regathers and rematerializes nothing, and no peak is
-    asked for.
-    """
+    """A strategy on its graph, with the rules, interfaces and operand shardings that follow, each derived once."""
 
     graph: Graph
     strategy: Strategy
-    gradients: frozenset[tuple[str, int]]
-    residual_operands: frozenset[tuple[str, int]] = frozenset()
-    residual_results: frozenset[str] = frozenset()
+    backward: Backward
 
     def changed(
         self, configs: Mapping[str, Config], shared: Mapping[str, OperandSharding | None] = MappingProxyType({})
@@ -121,7 +114,7 @@ class StrategyView:
             for name in self.strategy.rematerialized
             if name in self.interfaces
             and is_rematerializable(
-                self.graph, operators[name], self.rules[name], self.strategy.configs[name], self.gradients
+                self.graph, operators[name], self.rules[name], self.strategy.configs[name], self.backward.gradients
             )
         )
 
@@ -198,12 +191,18 @@ class StrategyView:
         if op.name in self.rematerialized:
             return True
         tensor = op.inputs[position]
-        if (op.name, position) not in self.residual_operands or tensor is None or self.graph.accumulates(tensor.name):
+        is_own = (op.name, position) in self.backward.residual_operands
+        if not is_own or tensor is None or self.graph.accumulates(tensor.name):
             return False
         return position != 0 or not self.rules[op.name].exchanged(self.strategy.configs[op.name])
 
     def sharding(self, op: Operator, position: int) -> OperandSharding:
-        return sharding_of_operand(self.interfaces[op.name], op.name, position, self.gradients)
+        return sharding_of_operand(self.interfaces[op.name], op.name, position, self.backward.gradients)
+
+    def differentiated(self, number: int) -> frozenset[Operand]:
+        """Return the operands with a gradient in a backward pass, by its number; those of what is sent ahead come last."""
+        names = self.graph.pass_names
+        return self.backward.passes[names[number % len(names)]]
 
 
 def sharding_of_operand(
@@ -233,4 +232,4 @@ def is_rematerializable(
 ) -> bool:
     if not may_be_rematerialized_at_all(graph, op, rule, gradients):
         return False
-    return not inner_reshardings(op, rule, config, differentiated_operands(op, gradients))
+    return not inner_reshardings(op, rule, config, ())

@@ -9,6 +9,7 @@ from typing import Any
 
 import accumulate.models as models
 import numpy as np
+import one_device.models as two_steps
 import pytest
 import tensorflow as tf
 from helpers.large import first
@@ -91,22 +92,25 @@ def test_without_a_limit_that_binds_nothing_more_is_searched(monkeypatch: pytest
     assert asked == [1, 1]
 
 
-@pytest.mark.parametrize("name", first(2, ["mlp", "windows", "attention"]))
+@pytest.mark.parametrize("name", [*first(2, ["mlp", "windows", "attention"]), "adversarial", "adversarial at once"])
 def test_points_cost_what_they_are_charged(name: str) -> None:
-    """Costs of a strategy are those of its operators and its reshardings, of which each slice has its own."""
-    model = models.recorded(name, "momentum").model
-    found = find_frontier(model, HARDWARE, 2, micro_batches=2, space="full")
+    """Costs of a strategy are those of its operators and its reshardings; each slice and each pass back has its own."""
+    has_two_passes, n = name.startswith("adversarial"), 1 if name.endswith("at once") else 2
+    model = (two_steps if has_two_passes else models).recorded(name.split()[0], "momentum").model
+    found, n_passes = find_frontier(model, HARDWARE, 2, micro_batches=n, space="full"), set[int]()
     for point in range(0, len(found), max(1, len(found) // 5)):
         plan = plans_of(found).plan(point)
         in_reshardings = sum(resharding.time_us for resharding in plan.reshardings)
+        n_passes.update(resharding.n_passes for resharding in plan.reshardings)
         in_operators = sum(op.time_us for op in plan.operators)
         assert plan.time_us == pytest.approx(in_reshardings + in_operators, abs=0.01)
-        assert plan.micro_batches == 2
+        assert plan.micro_batches == n
         strategy = found.built.strategy(found.found.strategies[point])
         states = found.built.states_of(strategy)
         memory, time_ns = found.built.problem.cost(states.tolist())
         again = memory + found.built.missing_bytes(states[None])[0], time_ns
         assert again == (found.found.mem_bytes[point], found.found.time_ns[point])
+    assert n_passes == ({1, 2} if has_two_passes else {1})
 
 
 def test_operators_cost_their_share_in_a_micro_batch() -> None:

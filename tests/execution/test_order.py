@@ -28,7 +28,7 @@ from tensoropt.runtime.collectives.single import SingleCommunicator
 from tensoropt.runtime.engine import Engine
 from tensoropt.runtime.step.functions import Feed
 from tensoropt.sharding.resharding import PathFinder, PlainCosts
-from tensoropt.sharding.strategy import Strategy, StrategyView
+from tensoropt.sharding.strategy import Strategy
 
 DEPTH, WIDTH, BATCH = 8, 512, 512
 
@@ -220,7 +220,7 @@ def trace_of(in_order: bool, function: Callable[[], zoo.Built] = deep) -> StepTr
     model = zoo.record(function, "momentum")
     mesh = Mesh.of(1)
     chosen = {name: configs(rule_of(op), mesh)[0] for name, op in model.graph.operators.items()}
-    view = StrategyView(model.graph, Strategy(mesh, chosen), model.model.backward.gradients)
+    view = model.model.view(Strategy(mesh, chosen))
     backend = CommunicatingBackend(mesh, 0, SingleCommunicator())
     engine = engine_of(model, view, PathFinder(PlainCosts()), backend, in_order)
     fetch: Fetch = training_fetch(model)

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from oracles.shards import gather
 from oracles.steps import legal_steps
 
 from helpers import zoo
-from tensoropt.ir.gradient_info import Backward
-from tensoropt.ir.graph import Graph, Tensor
+from tensoropt.ir.graph import Graph
 from tensoropt.lowering.resharding.reshard import Backend, Collective
 from tensoropt.plan.build import cost_entries
-from tensoropt.plan.plan import Plan
+from tensoropt.plan.record import PlannedResharding
 from tensoropt.program.fetch import Fetch
 from tensoropt.program.orders.schedule import PLAIN, StepOrder
 from tensoropt.reschedule.layout import Layout, Shape, axes_text
@@ -71,7 +70,7 @@ def random_strategy(
         if within is not None:
             possible = [config for config in possible if not why_invalid(rule_of(within.operators[name]), config)]
         chosen[name] = rng.choice([config for config in possible if prefers and prefers(config)] or possible)
-    view = StrategyView(model.graph, Strategy(mesh, chosen), model.model.backward.gradients)
+    view = model.model.view(Strategy(mesh, chosen))
     shared = {}
     for name, consumers in consumers_of(model.graph).items():
         if len(consumers) > 1:
@@ -143,7 +142,7 @@ def uncut_engine(
 ) -> Engine:
     """The engine of a strategy on a model that isn't cut."""
     sliced, devices = per_micro_batch or view, tuple(range(backend.mesh.n_devices))
-    stages = Stages(Model(view.graph, Backward(view.gradients, view.residual_operands, view.residual_results)), ())
+    stages = Stages(Model(view.graph, view.backward), ())
     state = StageState(view, path_finder, backend, initial_value, in_order=in_order)
     orders = StepOrder(PLAIN, sliced.graph.n_micro_batches, (1,), (0,)).orders
     return Engine(stages, (StageView(view, sliced, devices),), orders, {0: state})
@@ -161,16 +160,9 @@ def train_and_check(engine: Engine, model: zoo.Recorded, tolerance: float = EXAC
 def evaluate_and_check(engine: Engine, model: zoo.Recorded, tolerance: float = EXACT) -> None:
     """Check that the metrics after the steps are those of one device."""
     first = feeds_of(model.graph, model.batches[0])
-    wanted = tuple((_tensor(model, name), False) for name in model.metrics)
+    wanted = tuple((model.graph.resolve(name), False) for name in model.metrics)  # a recorded name may stand for another
     for name, values, expected in zip(model.metrics, engine.run(Fetch(wanted), first), model.reference.metrics, strict=True):
         _assert_all_close(values, expected, tolerance, f"metric {name}")
-
-
-def _tensor(model: zoo.Recorded, name: str) -> Tensor:
-    """The tensor that a recorded name stands for, which may have another name."""
-    tensor = model.graph.resolve(name)
-    assert tensor is not None
-    return tensor
 
 
 def _assert_all_close(values: Sequence[np.ndarray], expected: np.ndarray, tolerance: float, what: str) -> None:
@@ -208,22 +200,15 @@ def executed(log: Sequence[Collective]) -> Counter[tuple[str, str, Shape]]:
     return Counter((entry.kind, entry.axes, shape) for entry in log for _, shape in entry.parts)
 
 
-def planned(plan: Plan) -> list[tuple[str, str, Shape]]:
-    """The collectives of all reshardings of a plan."""
-    steps = ((path, step) for resharding in plan.reshardings for path in resharding.paths for step in path.steps)
+def planned(reshardings: Iterable[PlannedResharding]) -> list[tuple[str, str, Shape]]:
+    """The collectives of reshardings of a plan."""
+    steps = ((path, step) for resharding in reshardings for path in resharding.paths for step in path.steps)
     return [(step.kind, axes_text(step.group_axes), path.shape) for path, step in steps if step.communicates]
 
 
 def charged(view: StrategyView, path_finder: PathFinder) -> Counter[tuple[str, str, Shape]]:
     """The collectives of all reshardings that a strategy is charged for."""
-    counts: Counter[tuple[str, str, Shape]] = Counter()
-    for entry in cost_entries(view):
-        paths = path_finder.paths(entry.resharding)
-        for path in (paths.forward, paths.backward, paths.forward if entry.is_regathered else None):
-            for step in path.steps if path is not None else ():
-                if step.communicates:
-                    counts[step.kind, axes_text(step.group_axes), path.shape] += entry.n_runs
-    return counts
+    return Counter(planned(filter(None, (entry.planned(path_finder) for entry in cost_entries(view)))))
 
 
 def assert_collectives_are_charged(engine: Engine, model: zoo.Recorded) -> None:

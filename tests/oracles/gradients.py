@@ -19,7 +19,7 @@ _TRACE, _NUMBER = "TensorOptTrace", "_tensoropt_operand"
 def traced(graph: Graph) -> Backward:
     """Return what :func:`.analyse` returns."""
     passes = graph.backward_passes
-    return _union(graph, (_of_pass(graph, each, _Trace(graph).derive(*_ends(graph, each))) for each in passes))
+    return _union(graph, {each.name: _of_pass(graph, each, _Trace(graph).derive(*_ends(graph, each))) for each in passes})
 
 
 @dataclass
@@ -57,7 +57,7 @@ class _Trace:
                 return None
             readers = _live(gradients) - {op.name for op in traced.get_operations()[:n_forward]}
         return Backward(
-            frozenset(self.reached),
+            {"": frozenset(self.reached)},
             frozenset(key for key, tensor in self.hooks if _is_read(tensor, readers)),
             frozenset(name for name, tensor in self.values.items() if _is_read(tensor, readers)),
         )

@@ -37,7 +37,7 @@ from tensoropt.runtime.collectives.mpi import MpiCommunicator
 from tensoropt.runtime.measuring.local_hardware import prepared_processes
 from tensoropt.runtime.ranks import Processes
 from tensoropt.runtime.step import function_emission as emission
-from tensoropt.sharding.resharding import PathFinder, differentiated_operands, inner_reshardings
+from tensoropt.sharding.resharding import PathFinder, inner_reshardings
 from tensoropt.sharding.strategy import StrategyView
 
 COMM = MPI.COMM_WORLD
@@ -115,8 +115,8 @@ def n_collectives(program: StepProgram, view: StrategyView, path_finder: PathFin
         if task.work != COMPUTE:
             continue
         op = view.graph.operators[task.site.name]
-        differentiated = differentiated_operands(op, view.gradients)
-        for inner in inner_reshardings(op, view.rules[op.name], view.strategy.configs[op.name], differentiated):
+        config, differentiated = view.strategy.configs[op.name], view.backward.positions(op)
+        for inner in inner_reshardings(op, view.rules[op.name], config, differentiated):
             paths = path_finder.paths(inner)
             path = paths.backward if task.direction == BACKWARD else paths.forward
             found += path is not None and path.communicates

@@ -66,7 +66,7 @@ class SavedBytes:
         for op in view.graph.step_operators:
             for position, _ in op.operands if op.updates is None else ():
                 is_read = self.costing.reads(Consumer(op.name, position))
-                is_own = (op.name, position) in view.residual_operands
+                is_own = (op.name, position) in view.backward.residual_operands
                 if is_read and (not is_own or (position == 0 and self._exchanged(op))):
                     sources = self._sources(Value(Site(OPERAND, op.name, position)))
                     if made_again.isdisjoint(value.site for value in sources):
@@ -111,7 +111,7 @@ class SavedBytes:
             total += self._shard(op)
         elif op.type in (*COMPOSITES, VALUE_SHAPED):
             total += int(costs_of_config(costing, op, rule, config).saved_inside_bytes[0])
-        if (op.name, 0) in view.residual_operands and rule.exchanged(config):
+        if (op.name, 0) in view.backward.residual_operands and rule.exchanged(config):
             windows = halo_resharding(op, rule, config, True)
             total += math.prod(windows.halo.largest_local_shape(windows.shape)) * windows.item_bytes
         return total

@@ -9,6 +9,7 @@ import pytest
 from helpers import zoo
 from helpers.large import first
 from helpers.strategies import random_strategy
+from one_device.models import adversarial
 from oracles.idle_choices import without_idle_choices
 from program.saved_bytes import SavedBytes
 
@@ -31,23 +32,26 @@ HARDWARE = (named("v100-1x4"), named("v100-2x2"), named("v100-1x3"))
 
 def time_ns(view: StrategyView, costing: OperatorCosting, path_finder: PathFinder) -> int:
     """The time of all tasks, one after the other, with what operators communicate inside."""
-    at, total = TaskBuffers(view, costing, path_finder), 0
+    at, total, updated = TaskBuffers(view, costing, path_finder), 0, set[str]()
     for task in step_program(view, path_finder).tasks:
         if task.work == RESHARD:
             for value in task.writes:
                 _, resharding = at.flow.resharded(value.site)
                 paths = path_finder.paths(resharding)
-                if task.direction != BACKWARD:
+                if task.direction != BACKWARD or paths.backward is None:  # rows that were found
                     total += path_finder.forward_ns(resharding)
                 elif paths.in_bucket:
                     total += bucket_share_ns(resharding, path_finder.costs)
                 else:
                     total += paths.backward.time_ns(path_finder.costs, resharding.item_bytes)
-        elif task.work in (COMPUTE, UPDATE):
+        elif task.work == COMPUTE or (task.work == UPDATE and task.site.name not in updated):
+            updated.add(task.site.name)
             op = view.graph.operators[task.site.name]
             costs = costs_of_config(costing, op, view.rules[op.name], view.strategy.configs[op.name])
-            of_forward = int((costs.compute_ns - costs.backward_ns + costs.within_ns)[0])
-            total += int(costs.backward_ns[0]) if task.direction == BACKWARD and task.work == COMPUTE else of_forward
+            positions = frozenset(value.site.position for value in task.writes)
+            is_backward = task.direction == BACKWARD and task.work == COMPUTE
+            of_forward = costs.compute_ns - costs.backward_ns + costs.within_ns
+            total += int((costs.by_pass_ns[positions] if is_backward else of_forward)[0])
     return total
 
 
@@ -56,7 +60,8 @@ def viewed_again_ns(view: StrategyView, costing: OperatorCosting, path_finder: P
     at, again = TaskBuffers(view, costing, path_finder), 0
     for task in step_program(view, path_finder).tasks:
         if task.work == RESHARD and task.direction == REMATERIALIZED and task.site.kind == OPERAND:
-            is_own = (task.site.name, task.site.position) in view.residual_operands or task.site.name in view.rematerialized
+            operand = task.site.name, task.site.position
+            is_own = operand in view.backward.residual_operands or task.site.name in view.rematerialized
             _, resharding = at.flow.resharded(task.site)
             if not is_own and not path_finder.paths(resharding).forward.communicates:
                 again += path_finder.forward_ns(resharding)
@@ -73,7 +78,7 @@ def in_space(built: StrategyProblem, model: zoo.Recorded, view: StrategyView) ->
 
 
 @pytest.mark.parametrize("hardware", first(1, HARDWARE))
-@pytest.mark.parametrize("function", (zoo.mlp, zoo.cnn, zoo.attention, zoo.windows))
+@pytest.mark.parametrize("function", (zoo.mlp, zoo.cnn, zoo.attention, zoo.windows, adversarial))
 def test_the_costs_of_a_problem_are_those_of_the_program(
     function: Callable[[], zoo.Built], hardware: Hardware, everything: bool
 ) -> None:
@@ -94,6 +99,7 @@ def test_the_costs_of_a_problem_are_those_of_the_program(
             if states is None:
                 continue
             mem_bytes, expected_ns = built.problem.cost(states.tolist())
+            mem_bytes -= sum(map(costing.looked_up_bytes, model.graph.step_operators))  # no task reads them back
             without = without_idle_choices(view, path_finder)
             saved = SavedBytes(without, costing, path_finder)
             costs_ns = time_ns(without, costing, path_finder) - viewed_again_ns(without, costing, path_finder)
@@ -105,7 +111,7 @@ def test_the_costs_of_a_problem_are_those_of_the_program(
             assert saved.own <= saved.charged == mem_bytes, seed
             held += 1
             again += bool(without.rematerialized or without.strategy.regathered)
-    assert held > 10 * idle and held > 10 and again > 0
+    assert held > (1 if function is adversarial else 10) * idle and held > 10 and again > 0
 
 
 def is_idle(view: StrategyView, without: StrategyView) -> bool:

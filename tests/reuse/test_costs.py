@@ -126,7 +126,7 @@ def test_a_strategy_pays_for_each_second_resharding_and_for_nothing_else(seed: i
             # What is made again is read by the gradient of the operator that takes it.
             op = view.graph.operators[entry.consumers[0]]
             positions = [i for i, tensor in op.operands if tensor.name == entry.tensor]
-            assert any((op.name, i) in view.residual_operands for i in positions)
+            assert any((op.name, i) in view.backward.residual_operands for i in positions)
     assert (n_regathered > 0) or share < 1.0
 
 

@@ -186,5 +186,5 @@ def test_registering_a_lowering_twice_is_refused() -> None:
 def test_of_what_a_softmax_reduces_its_sum_alone_has_a_gradient() -> None:
     op = case_of("Softmax").op
     config = next(config for config in configs(rule_of(op), SMALLEST) if config.axes_of("c"))
-    inner = inner_reshardings(op, rule_of(op), config, {0})
+    inner = inner_reshardings(op, rule_of(op), config, [{0}])
     assert [(each.reduction, bool(each.sharding.unreduced)) for each in inner] == [("max", False), ("sum", True)]

@@ -208,7 +208,7 @@ class _Building:
         operands = [self._operand(i, item) for i in range(len(fed))]
         with_gradient = zip(self.positions, self.truth.gradients, strict=True)
         differentiated = {position for position, gradient in with_gradient if gradient is not None}
-        inner = inner_reshardings(op, self.rule, config, differentiated)
+        inner = inner_reshardings(op, self.rule, config, [differentiated])
 
         graph = tf.compat.v1.get_default_graph()
         item.operator = Emitted(dict(zip(self.positions, operands, strict=True)))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...ir.body import viewed_operand
-from ...ir.gradient_info import reached_from
+from ...ir.gradient_info import Backward
 from ...ir.graph import PLACEHOLDER, SOURCES, Graph, Operator, Tensor
 from ..deferral import has_separate_gradients
 from ..memory.buffers import OVERWRITE, PASSED_ON, PRODUCTS
@@ -86,9 +86,8 @@ def _operators(graph: Graph) -> tuple[list[Operator], list[Operator]]:
     return once, repeated
 
 
-def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_operands: Collection[tuple[str, int]],
-               residual_results: Collection[str], ends: StageEnds) -> Outline:
-    """Return the outline of a graph's step; the sets are those of :class:`...sharding.strategy.StrategyView`.
+def outline_of(graph: Graph, backward: Backward, ends: StageEnds) -> Outline:
+    """Return the outline of a graph's step.
 
     Args:
         ends: what a stage exchanges with others; see :func:`..step.step_program`. The sites are those without.
@@ -109,16 +108,14 @@ def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_op
     received, returned = ends.received, ends.returned_of(of_loss.name)
     starts = {*row_names, *returned, *(dense if micro_batching is None else filter(graph.accumulates, graph.tensors))}
     starts_once = {*dense, *returned}
-    reached, reached_once = reached_from(graph, starts), reached_from(graph, starts_once)
     only_once = micro_batching.once if micro_batching is not None else frozenset()
     first_use: dict[str, int] = {}
     for entry, (_, _, tensor) in enumerate(operands):
         first_use.setdefault(tensor.name, entry)
     flags = [
         c.FIRST_USE * (first_use[tensor.name] == entry)
-        | c.RESIDUAL * ((operators[i].name, position) in residual_operands)
-        | c.WANTED
-        * ((operators[i].name, position) in gradients and tensor.name in (reached if i >= first_run else reached_once))
+        | c.RESIDUAL * ((operators[i].name, position) in backward.residual_operands)
+        | c.WANTED * ((operators[i].name, position) in backward.gradients)
         | c.PASSED_ON * (position in PASSED_ON.get(operators[i].type, ()))
         | c.OF_VARIABLES * (tensor.name in graph.made_of_variables)
         | c.IS_FIRST * (position == 0)
@@ -138,7 +135,7 @@ def outline_of(graph: Graph, gradients: Collection[tuple[str, int]], residual_op
         _ends(len(op.outputs) for op in operators),
         _ints(index[op.name] for op in operators for _ in op.outputs),
         _viewed(operators, operands, number),
-        _ints(tensor.name in residual_results for tensor in tensors),
+        _ints(tensor.name in backward.residual_results for tensor in tensors),
         _ints(number[name] for name in dense),
         _ints(-1 if op.updates is None else number[graph.operators[op.updates].result.name] for op in operators),
         _ends(map(len, lookups)),

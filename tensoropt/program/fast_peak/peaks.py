@@ -43,9 +43,7 @@ class Peaks(ByArguments):
         return Rows(self._outline(NOTHING_CROSSES), self.costing, self.path_finder)
 
     def _outline(self, ends: StageEnds) -> Outline:
-        backward = self.model.backward
-        residuals = backward.residual_operands, backward.residual_results
-        return outline_of(self.model.graph, backward.gradients, *residuals, ends)
+        return outline_of(self.model.graph, self.model.backward, ends)
 
     def of_columns(self, columns: Columns, view_of: Callable[[int], StrategyView]) -> np.ndarray:
         """Return the most bytes alive at once under strategies, int64[strategies]: those of :func:`..memory.peak.peak_of`.

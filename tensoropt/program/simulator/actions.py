@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from ...costs.config_costs import costs_of_config
 from ...costs.operator_costs import OperatorCosting
@@ -20,7 +21,6 @@ from ...sharding.resharding import (
     PathFinder,
     Resharding,
     ReshardingPaths,
-    differentiated_operands,
     inner_reshardings,
     row_reshardings,
     update_reshardings,
@@ -89,7 +89,8 @@ class StepActions:
         rule, config = view.rules[op.name], view.strategy.configs[op.name]
         if kind == ROWS:
             return self._forward(row_reshardings(op, rule, config))
-        total_ns, backward_ns = costs_of_config(self.costing, op, rule, config).times_ns[:, 0].tolist()
+        costs = costs_of_config(self.costing, op, rule, config)
+        total_ns, backward_ns = costs.times_ns[:, 0].tolist()
         if kind == UPDATE:
             by_rows, updates = op.name in view.graph.lookups, view.graph.updates[op.name]
             own = update_reshardings(updates[node.number : node.number + 1], op.result, view.layout(op.result), by_rows)
@@ -99,18 +100,17 @@ class StepActions:
         n_runs = view.graph.n_runs(op.result.name) if op.outputs and micro_batch >= 0 else 1
         if kind == RECOMPUTE:
             return _computed(_share(total_ns - backward_ns, n_runs, micro_batch))
-        differentiated = differentiated_operands(op, view.gradients)
         run = flow.at(node.site, micro_batch).view  # of the full batch what is looked up ahead
-        inside = inner_reshardings(run.graph.operators[op.name], run.rules[op.name], config, differentiated)
+        inside = partial(inner_reshardings, run.graph.operators[op.name], run.rules[op.name], config)
         if kind in (BACKWARD, *HALVES):
-            own_ns = _share(backward_ns, n_runs, micro_batch)
+            wanted = view.differentiated(node.number)
+            positions = frozenset(i for i, _ in op.operands if (op.name, i) in wanted)
+            own_ns = _share(int(costs.by_pass_ns[positions][0]), n_runs, micro_batch)
             if kind == DEFERRED:
                 return _computed(own_ns // 2)
-            ways = [action for resharding in inside for action in self._of_resharding(resharding)[1]]
+            ways = [action for resharding in inside([positions]) for action in self._of_resharding(resharding)[1]]
             return _joined([*ways, *_computed(own_ns if kind == BACKWARD else own_ns - own_ns // 2)])
-        # The costs of an operator without a backward pass have none of its time there.
-        forward_ns = total_ns - (backward_ns if differentiated else 0)
-        return _joined([*self._forward(inside), *_computed(_share(forward_ns, n_runs, micro_batch))])
+        return _joined([*self._forward(inside(())), *_computed(_share(total_ns - backward_ns, n_runs, micro_batch))])
 
     def _forward(self, reshardings: Iterable[Resharding]) -> Chain:
         return tuple(action for resharding in reshardings for action in self._of_resharding(resharding)[0])

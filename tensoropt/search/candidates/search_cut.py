@@ -157,7 +157,7 @@ def form_of(model: Model, force: Mapping[str, Mapping[str, int]]) -> str:
     forms: Mapping[str, int] = {} if micro_batching is None else micro_batching.forms
     once_operands: frozenset[tuple[str, int]] = frozenset() if micro_batching is None else micro_batching.once
     late_names: frozenset[str] = frozenset() if micro_batching is None else micro_batching.after
-    operand_sets = backward.gradients, backward.residual_operands, once_operands
+    operand_sets = *backward.passes.values(), backward.residual_operands, once_operands
 
     def result_form(tensor: Tensor) -> tuple[object, ...]:
         form, is_read = forms.get(tensor.name), tensor.name in backward.residual_results

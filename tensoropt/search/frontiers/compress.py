@@ -115,8 +115,7 @@ class _PartsBuilder:
     """A builder of the parts of a frontier's plans, which computes each interface and the paths of each resharding once."""
 
     def __init__(self, frontier: ModelFrontier) -> None:
-        self.graph, self.gradients = frontier.model.graph, frontier.model.backward.gradients
-        self.residual_operands = frontier.model.backward.residual_operands
+        self.graph, self.backward = frontier.model.graph, frontier.model.backward
         self.mesh, self.costing, (self.numbered, self._values) = frontier.mesh, frontier.costing, _numbered(frontier)
         self.step_names = {op.name for op in self.graph.step_operators}
         self._position = {name: position for position, name in enumerate(self.graph.operators)}
@@ -208,7 +207,7 @@ class _PartsBuilder:
             frozenset(copy for copy in regathered if self.numbered.regathered[copy][point]),
             frozenset(name for name in names if self._is_rematerialized(name, point)),
         )
-        view = StrategyView(neighbourhood, strategy, self.gradients, self.residual_operands)
+        view = StrategyView(neighbourhood, strategy, self.backward)
         # The view would compute these again, but other combinations had them already.
         interfaces = {name: self._interface(name, point) for name in names}
         vars(view).update(rules=self._rules, interfaces=interfaces, rematerialized=strategy.rematerialized)

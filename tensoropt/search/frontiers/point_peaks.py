@@ -65,7 +65,7 @@ class PeakCounter(ByArguments):
         key = name, id(config)
         if key not in cache:
             op = view.graph.operators[name]
-            cache[key] = is_rematerializable(view.graph, op, self._rules[name], config, view.gradients)
+            cache[key] = is_rematerializable(view.graph, op, self._rules[name], config, view.backward.gradients)
         return cache[key]
 
     def passes_of(self, states: np.ndarray, ends: StageEnds) -> PassMemory:

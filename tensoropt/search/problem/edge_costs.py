@@ -107,11 +107,13 @@ class End:
         choice: the operand sharding in each state; of a source, the produced layout as an operand sharding.
         policy: the residual policy in each state (see the table above), int[K].
         is_shared: whether this end is a copy that consumers share.
+        passes: of a target, the names of the backward passes in which its gradients come back.
     """
 
     choice: Choice
     policy: np.ndarray
     is_shared: bool = False
+    passes: frozenset[str] = frozenset()
 
     @cached_property
     def policies(self) -> frozenset[int]:
@@ -202,7 +204,7 @@ class ReshardingArrays:
         number = self._ends.get(id(end))
         if number is None:
             self._alive.append(end)
-            key = id(self._values(end.choice)), end.choice.index.tobytes(), end.policy.tobytes()
+            key = id(self._values(end.choice)), end.choice.index.tobytes(), end.policy.tobytes(), len(end.passes)
             number = self._ends[id(end)] = self._numbers.setdefault(key, len(self._numbers))
         return number
 
@@ -259,17 +261,18 @@ class ReshardingArrays:
     def _matrix(self, tensor: Tensor, source: End, target: End, charge: ResidualCharge) -> tuple[np.ndarray, np.ndarray]:
         sources, targets = self._values(source.choice), self._values(target.choice)
         is_variable = self._is_variable(tensor, source.is_shared)
-        key = tensor.shape, tensor.item_bytes, id(sources), id(targets), charge, *self._kind(tensor, source.is_shared)
+        n_passes, kind = len(target.passes), self._kind(tensor, source.is_shared)
+        key = tensor.shape, tensor.item_bytes, id(sources), id(targets), charge, n_passes, *kind
         if key not in self._costs:
-            mem, time_ns = self.reshardings.matrix(tensor, sources, targets, charge, is_variable)
+            mem, time_ns = self.reshardings.matrix(tensor, sources, targets, charge, is_variable, n_passes)
             if self.graph.accumulates(tensor.name):
-                mem = mem + self._accumulators_bytes(tensor, sources, targets)
+                mem = mem + n_passes * self._accumulators_bytes(tensor, sources, targets)
             n_runs = np.where(time_ns < INFEASIBLE, self.graph.n_runs(tensor.name), 1)
             self._costs[key] = mem, time_ns * n_runs
         return self._costs[key]
 
     def _accumulators_bytes(self, tensor: Tensor, sources: Shardings, shardings: Shardings) -> np.ndarray:
-        """Return the bytes of the gradients that are accumulated at copies of the tensor, int64[sources, shardings].
+        """Return the bytes of a pass's gradients that are accumulated at copies of the tensor, int64[sources, shardings].
 
         See :func:`...costs.resharding_costs.accumulator_bytes`.
         """
@@ -281,9 +284,9 @@ class ReshardingArrays:
             return None
         sources, targets = self._values(source.choice), self._values(target.choice)
         is_variable = self._is_variable(tensor, source.is_shared)
-        key = tensor.shape, tensor.item_bytes, id(sources), id(targets), is_variable
+        key = tensor.shape, tensor.item_bytes, id(sources), id(targets), is_variable, len(target.passes)
         if key not in self._returning:
-            self._returning[key] = self.reshardings.returning_ns(tensor, sources, targets, is_variable)
+            self._returning[key] = len(target.passes) * self.reshardings.returning_ns(tensor, sources, targets, is_variable)
         return self._returning[key]
 
     def worth_regathering(self, tensor: Tensor, source: Choice, shared: Choice) -> np.ndarray:

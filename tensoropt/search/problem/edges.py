@@ -23,7 +23,7 @@ from ...ft.problem import Edge
 from ...ir.graph import CONSTANT, VARIABLE, Tensor
 from ...rules.config_arrays import ConfigArrays
 from ...rules.shardings import Shardings
-from ...sharding.consumers import Consumer, consumers_of, step_sharding
+from ...sharding.consumers import Consumer, consumers_of, passes_to, step_sharding
 from ...sharding.strategy import Copy
 from .charges import NodeCosts, OverlapTimes, Transients, program_positions
 from .choices import Choices
@@ -108,7 +108,7 @@ class EdgeBuilder:
         self.shared: list[SharedCopy] = []
         self.choices: list[CopyChoice] = []
         self.copies = SharedCopies(arrays)
-        self._step_ends: dict[tuple[int, int], End] = {}
+        self._step_ends: dict[tuple[int, int, str], End] = {}
         self._produced_ends: dict[tuple[object, ...], End] = {}  # by identities of choices, which states keep
         self._consumer_ends: dict[tuple[object, ...], End] = {}
         self._taken_inside: dict[tuple[int, ...], _TakenInside] = {}
@@ -148,19 +148,20 @@ class EdgeBuilder:
         return self._produced_ends[key]
 
     def _consumer_end(self, tensor: Tensor, consumer: Consumer) -> ConsumerEnd:
+        passes = passes_to(self.costing.backward, [consumer])
         if consumer.is_step:
-            step_key = len(tensor.shape), consumer.position
+            step_key = len(tensor.shape), consumer.position, consumer.name
             if step_key not in self._step_ends:
                 sharding = step_sharding(self.mesh, tensor, consumer)
                 choice = Choice.of(Shardings.of(self.costing.reshardings.numbers, [sharding]))
-                self._step_ends[step_key] = End(choice, np.array([UNREAD]))
+                self._step_ends[step_key] = End(choice, np.array([UNREAD]), passes=passes)
             return ConsumerEnd(self.step_node[consumer.name], self._step_ends[step_key])
         n, i = self.node_and_index[consumer.name]
         states, backward = self.nodes_and_states[n][1], self.costing.backward
         shardings = states.shardings(i, consumer, backward.gradients)
         is_own = (consumer.name, consumer.position) in backward.residual_operands and not consumer.is_update
         reads = self.costing.reads(consumer)
-        key = id(states), i, consumer.position, consumer.is_update, id(shardings), is_own, reads
+        key = id(states), i, consumer.position, consumer.is_update, id(shardings), is_own, reads, passes
         if key not in self._consumer_ends:
             policy = np.full(states.n_states, UNREAD)
             if reads:
@@ -168,7 +169,7 @@ class EdgeBuilder:
                 policy[self._exchanged(consumer)] = FIXED
             if i in states.rematerialized and not consumer.is_update:
                 policy[states.rematerializes] = np.where(policy[states.rematerializes] == UNREAD, PASSED, HELD)
-            self._consumer_ends[key] = End(shardings, policy)
+            self._consumer_ends[key] = End(shardings, policy, passes=passes)
         return ConsumerEnd(n, self._consumer_ends[key])
 
     def _exchanged(self, consumer: Consumer) -> np.ndarray:

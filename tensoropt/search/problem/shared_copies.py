@@ -70,6 +70,11 @@ def have_gradient(consumers: list[ConsumerEnd]) -> bool:
     return any(consumer.end.choice.values.has_gradient for consumer in consumers)
 
 
+def passes_of(consumers: list[ConsumerEnd]) -> frozenset[str]:
+    """Return the names of the backward passes in which a gradient comes back from some consumer."""
+    return frozenset().union(*(consumer.end.passes for consumer in consumers))
+
+
 def as_copies(consumers: list[ConsumerEnd]) -> list[Shardings]:
     """Return, for each consumer, its distinct operand shardings as those of a copy that all can share, in their order."""
     has_gradient = have_gradient(consumers)
@@ -187,7 +192,7 @@ class SharedCopies:
         index = np.concatenate(list(rows_by_policy.values()))
         policy = np.repeat(list(rows_by_policy), [len(indices) for indices in rows_by_policy.values()])
         return SharedStates(
-            End(Choice(shared.values, index), policy, is_shared=True),
+            End(Choice(shared.values, index), policy, True, passes_of(consumers)),
             shared.values.at(index),
             policy == UNCHARGED,
             np.isin(policy, (REGATHERED, REMATERIALIZED)),
@@ -238,7 +243,7 @@ class SharedCopies:
             policy[(policies == choice_policy).any(axis=0)] = choice_policy
         policy[is_fixed] = FIXED
         costs = [(cost, best == k) for k, (_, use_costs) in enumerate(options) for cost in use_costs]
-        return CopyWithin(End(shared, policy), shardings, costs)
+        return CopyWithin(End(shared, policy, passes=passes_of(consumers)), shardings, costs)
 
 
 _NOTHING = ResidualCharge.NOTHING

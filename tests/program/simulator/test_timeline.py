@@ -9,6 +9,7 @@ import pytest
 from helpers import zoo
 from helpers.large import first
 from helpers.strategies import random_strategy
+from one_device.models import adversarial
 from program.simulator.simulating import CLUSTERS, Simulated, step_timeline, summed_ns
 from zoo.small import SMALL
 
@@ -23,7 +24,7 @@ from tensoropt.rules.rule import NONE
 from tensoropt.sharding.resharding import PathFinder, PlainCosts
 
 HARDWARE = named("v100-2x2")
-MODELS = (zoo.mlp, zoo.attention, zoo.fused_cnn, zoo.windows, zoo.fourier, zoo.broadcasting)
+MODELS = (zoo.mlp, zoo.attention, zoo.fused_cnn, zoo.windows, zoo.fourier, zoo.broadcasting, adversarial)
 
 
 def additive_ns(view, costing, path_finder) -> int:
@@ -49,7 +50,7 @@ def as_run(view, path_finder):
         view = replace(view, strategy=replace(view.strategy, rematerialized=frozenset(again)))
 
 
-@pytest.mark.parametrize(("model", "optimizer", "seed"), first(6, [
+@pytest.mark.parametrize(("model", "optimizer", "seed"), first(7, [
     (model, optimizer, seed) for seed in range(10) for optimizer in ("adam", "sgd") for model in MODELS
 ]))  # fmt: skip
 def test_where_nothing_overlaps_a_step_takes_the_sum_of_its_parts(model, optimizer, seed):

@@ -12,6 +12,7 @@ import tensorflow as tf
 from composite import models as composite
 from helpers import zoo
 from helpers.large import first
+from one_device.models import adversarial
 
 from tensoropt.costs.config_costs import READS_PART, ConfigCosts, costs_of_config
 from tensoropt.costs.operator_costs import OperatorCosting, costing_of
@@ -45,7 +46,7 @@ def looked_up() -> zoo.Built:
 
 MODELS: list[tuple[Callable[[], zoo.Built], str]] = [
     (zoo.fused_cnn, "momentum"), (looked_up, "sgd"), (zoo.windows, "adam"), (composite.plain_loop, "sgd"),
-    (zoo.attention, "adam"), (zoo.cnn, "momentum"), (zoo.broadcasting, "momentum"),
+    (adversarial, "adam"), (zoo.attention, "adam"), (zoo.cnn, "momentum"), (zoo.broadcasting, "momentum"),
 ]  # fmt: skip
 
 
@@ -94,7 +95,7 @@ def assert_equal_costs(costing: OperatorCosting, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", first(1, range(20)))
-@pytest.mark.parametrize(("function", "optimizer"), first(4, MODELS))
+@pytest.mark.parametrize(("function", "optimizer"), first(5, MODELS))
 def test_arrays_have_the_costs_of_each_config(function: Callable[[], zoo.Built], optimizer: str, seed: int) -> None:
     model = zoo.record(function, optimizer).model
     assert_equal_costs(costing_of(model, HARDWARE, HARDWARE.mesh()), seed)

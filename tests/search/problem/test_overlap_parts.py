@@ -43,7 +43,7 @@ def test_overlappable_times_are_those_of_gradients_to_variables(name: str) -> No
     hidden = []
     for _ in range(6):
         states = np.array([rng.integers(node.n_states) for node in built.problem.nodes], np.int32)
-        view = StrategyView(model.graph, built.strategy(states), model.backward.gradients)
+        view = model.view(built.strategy(states))
         expected = _hidden_ns(view, costing)
         (found,) = built.overlap_ns(states[None])
         assert found == expected
