@@ -88,7 +88,7 @@ class FirstLook:
     best: tuple[ModelFrontier, int] | None
     held: tuple[Held, ...]
 
-    def certainly_not(self, limit_bytes: int) -> bool:
+    def cannot_fit(self, limit_bytes: int) -> bool:
         """Return whether no plan fits a limit."""
         return self.best is None and all(need.n_bytes > limit_bytes for need in self.held)
 
@@ -104,7 +104,7 @@ class FirstLook:
                 f"yes, {place}: at least a plan of {memory_text(frontier.peak_bytes(point))} and {time_text(time_us)} per "
                 f"step{slices}; faster ones are searched"
             )
-        if self.certainly_not(limit_bytes):
+        if self.cannot_fit(limit_bytes):
             return f"no, not {place} without stages: {'; '.join(map(str, self.held))}"
         n_bytes = min(frontier.peak_bytes(frontier.least_point()) for frontier in self.tried)
         return f"not known yet {place}: the least that was looked at is {memory_text(n_bytes)}; it is searched"

@@ -332,7 +332,7 @@ class _Ways:
             look = first_look(request, parallelism)
             if look is not None and look.best is not None:
                 return [f"{words} ({memory_text(look.best[0].peak_bytes(look.best[1]))} are enough)"]
-            if look is not None and look.certainly_not(self.limit_bytes):
+            if look is not None and look.cannot_fit(self.limit_bytes):
                 return []
             for frontier in frontiers(request, parallelism):
                 smallest = LeastMemory.of(frontier)

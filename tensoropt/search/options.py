@@ -220,14 +220,14 @@ def _curve_point(request: Request, parallelism: int) -> CurvePoint | InputError:
     return alone if point is None else min(alone, point, key=lambda option: option.peak_bytes)
 
 
-def _unreachable_point(request: Request, parallelism: int, least_bytes: int, exact: bool) -> CurvePoint:
+def _unreachable_point(request: Request, parallelism: int, least_bytes: int, is_exact: bool) -> CurvePoint:
     """Return the point of a parallelism at which nothing fits, and the least that would be needed is known."""
     hardware, levels = request.hardware, request.hardware.mesh(parallelism).levels
     machines = levels[0].count if len(levels) > 1 else 1
     rates = hardware.price_per_hour, hardware.device.watts
     price, watts = (None if rate is None else rate * parallelism for rate in rates)
     return CurvePoint(
-        parallelism, False, least_bytes, None, None, exact, cluster=hardware.name, machines=machines,
+        parallelism, False, least_bytes, None, None, is_exact, cluster=hardware.name, machines=machines,
         batch=request.model.graph.batch, limit_bytes=request.limit_bytes, price_per_hour=price, watts=watts,
     )  # fmt: skip
 
@@ -238,8 +238,8 @@ def _point_of(frontier: Frontier, request: Request) -> CurvePoint:
     number, smallest, margin_bytes = frontier.fastest_within(limit), frontier.least_point(), limit and round(limit * MORE)
     numbers = {smallest, number, frontier.fastest_within(margin_bytes), frontier.fastest_within(None)}
     ends = sorted((frontier.peak_bytes(i), points[i].time_us) for i in numbers if i is not None)
-    count, exact = frontier.mesh.n_devices, frontier.found.exact
-    blank = dataclasses.replace(_unreachable_point(request, count, ends[0][0], exact), ends=tuple(ends))
+    count, is_exact = frontier.mesh.n_devices, frontier.found.exact
+    blank = dataclasses.replace(_unreachable_point(request, count, ends[0][0], is_exact), ends=tuple(ends))
     if number is None:
         return dataclasses.replace(blank, stages=frontier.passes(smallest).stages)
     time_us, compute_us = points[number].time_us, points[number].compute_time_us

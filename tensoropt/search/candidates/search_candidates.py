@@ -80,7 +80,7 @@ class CandidateSearch(SearchState):
         if look is not None and limit is not None:
             if request.tell is not None:
                 request.tell(look.text(limit))
-            if look.certainly_not(limit):
+            if look.cannot_fit(limit):
                 self.whole += look.tried
                 return by_bound(staged, best)
         staged = opened(staged, best)  # so that their stages are searched by workers meanwhile
