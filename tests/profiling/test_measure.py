@@ -181,7 +181,7 @@ def test_the_fit_finds_the_links_that_made_the_times():
 def test_ranks_under_mpirun_measure_one_description(tmp_path, n_ranks, machines, partitions):
     path = tmp_path / "measured.json"
     script = Path(__file__).with_name("measuring_rank.py")
-    done = run_ranks(n_ranks, script, machines, 0.3, path, env={"OMP_NUM_THREADS": "1"})
+    done = run_ranks(n_ranks, script, machines, 0.3, path)
     assert done.returncode == 0, done.stdout + done.stderr
     hardware = Hardware.load(path)
     assert hardware.n_devices == n_ranks
