@@ -15,7 +15,7 @@ from .errors import InputError, cut, describe, short
 from .source_lines import running_line
 
 PLAN = "tensoropt/plan", 6
-FRONTIER = "tensoropt/frontier", 9
+FRONTIER = "tensoropt/frontier", 10
 CURVE = "tensoropt/curve", 2
 CHECK = "tensoropt/check", 2
 """The formats of files that several packages read, with their versions."""

@@ -26,13 +26,13 @@ from ..common.words import counted
 from ..costs.objectives import MEMORY_TIME, Objectives, StrategyCosts, parse_objectives
 from ..ft.frontier import Frontier as Found
 from ..ft.lower_bound import LowerBound
-from ..report.frontier_rows import FrontierRows
+from ..report.frontier_rows import FrontierRows, plan_of_whole
 from ..report.pages.notebook import frontier_html
 from ..report.pages.page import report_name, write_report
 from ..report.pages.plan_page import report_of
 from ..report.tables import COSTS_HEADERS
 from ..reschedule.mesh import Mesh, mesh_of
-from .frontier_file import FORMAT, VERSION, SavedPoint, check_rows, ints, numbered, text_of
+from .frontier_file import FORMAT, VERSION, Entry, SavedPoint, check_rows, ints, text_of, told_of
 from .picture import draw_points, new_axes, save_picture
 from .plan import Plan
 from .points import CostedPoints, FrontierPoint, Passes, PointT, thinned
@@ -63,7 +63,8 @@ class Frontier(CostedPoints, Generic[PointT]):
         note: a sentence on how the points were found; may be empty.
         searched: the cuts that were searched, the model that isn't cut among them; none where the frontier was loaded.
         is_interrupted: whether Ctrl-C ended the search.
-        shared_parts: of one search, returns the parts that its plans share, as a file has them; None of several.
+        plans_of: returns the plans of points that were found, and their rows by search, see
+            :func:`..search.candidates.plan_points.plans_of`.
         details_of: returns what a report of a frontier that was found shows beside the plans, see
             :func:`..search.candidates.plan_points.details_of`.
         value: its JSON value, without the checksum, where it was read; None where it was found.
@@ -84,7 +85,7 @@ class Frontier(CostedPoints, Generic[PointT]):
     note: str = ""
     searched: tuple[Any, ...] = ()
     is_interrupted: bool = False
-    shared_parts: Callable[[Progress | None], Mapping[str, Any]] | None = None
+    plans_of: Callable[..., tuple[list[Entry], list[Entry]]] | None = None
     details_of: Callable[..., Mapping[str, Any]] | None = None
     value: Mapping[str, Any] | None = None
 
@@ -296,33 +297,31 @@ class Frontier(CostedPoints, Generic[PointT]):
         """
         if self.value is not None:
             return self.value
-        first, rows = self.points_of[0].plan("point", self.assumed), dict[str, int]()
-        points = [self.row(number) for number in range(len(self))]
-        shared = self.shared_parts and self.shared_parts(progress)
-        for number, point in enumerate(self.points_of if shared is None else ()):
-            if progress is not None:
-                progress("plans", number, len(self))
-            points[number]["plan"] = numbered(point.plan("point", self.assumed).to_json(), rows)
+        assert self.plans_of is not None
+        plans, searches = self.plans_of(self, progress)
         bound = None
         if self.bound is not None:
             costs = {"mem_bytes": self.bound.mem_bytes.tolist(), "time_ns": self.bound.time_ns.tolist()}
             bound = {"source": self.bound.source, **costs}
-        return {
+        value = {
             "format": FORMAT,
             "version": VERSION,
             "hardware": self.hardware_name,
             "mesh": levels_json(self.mesh),
-            "model_digest": first.model_digest,
+            "model_digest": plans[0]["model_digest"],
             "assumed": dict(self.assumed),
             "summary": self.summary(),
             "objectives": list(self.objectives),
             "algorithm": self.algorithm,
             "eliminations": dict(self.found.eliminations),
             "bound": bound,
-            "points": points,
+            "points": [self.row(number) for number in range(len(self))],
             **({"details": dict(details)} if details else {}),
-            **({"rows": [json.loads(row) for row in rows]} if shared is None else shared),
+            "searches": searches,
         }
+        for number, (point, plan) in enumerate(zip(value["points"], plans, strict=True)):
+            point.update(told_of(plan, plan_of_whole(value, number)))
+        return value
 
     def with_details(self, model: str = "", chosen: int | None = None, **options: Any) -> Frontier[Any]:
         """Return the frontier with what its file and report show beside plans, as far as a search knows it.
@@ -360,7 +359,7 @@ class Frontier(CostedPoints, Generic[PointT]):
         _, value = read_json_of(file, {"frontier": (FORMAT, VERSION)}, checks)
         with reading_value("frontier", file):
             frontier = read_frontier({key: entry for key, entry in value.items() if key != "checksum"})
-            # All but the plans of parts is read, which raises whatever error damage leads to.
+            # All but the rows of plans is read, which raises whatever error damage leads to.
             _ = frontier.found, frontier.peaks, frontier.gaps, [point.passes for point in frontier.points_of]
             check_rows(frontier.points_of[0].rows)
             return frontier

@@ -1,10 +1,10 @@
 """The file of points with their plans, in stages or not, with which later questions need neither a search nor the model.
 
-A plan of one stage consists of *parts*: one for each operator, and one for the reshardings of each operator's results.
-Points have most of their rows in common. So each part is stored once, with the few choices that occur, and a column says
-which choice each point has. Equal columns are stored once, in runs: ``0x12 1 0x3`` are twelve points with choice 0, one with
-choice 1, three with choice 0. Where some plans have several stages, each point has its
-plan, with numbers for rows, which are stored once.
+A stage's plan consists of *parts*: one for each operator, and one for the reshardings of each operator's results. Plans of
+one search have most of their rows in common. So each part is stored once, with the few choices that occur, and a column says
+which choice each plan has. Equal columns are stored once, in runs: ``0x12 1 0x3`` are twelve plans with choice 0, one with
+choice 1, three with choice 0. A point says which plan of which search each of its stages has, and what else it has that a
+plan without stages doesn't.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StoredPart:
     Attributes:
         pool: all rows that occur.
         choices: the sets of rows that occur together, as indices into the pool.
-        chosen: int[P], the choice of each point.
+        chosen: int[P], the choice of each plan.
     """
 
     pool: tuple[Entry, ...]
@@ -86,35 +86,35 @@ class SavedPoint(Point):
 
 
 def check_rows(rows: FrontierRows) -> None:
-    """Read all but the plans of parts, which raises whatever error damage leads to."""
-    value = rows.value
-    if "rows" in value:
-        _ = [rows.plan(point) for point in range(len(rows))]
-        return
-    for part in (*value["operators"], *value["reshardings"]):
-        if not 0 <= part["column"] < len(rows.columns):
-            raise ValueError(f"there is no column {part['column']}")
-        choice, n_choices = rows.columns[part["column"]].max(), len(part["choices"])
-        if choice >= n_choices:
-            raise ValueError(f"a point takes choice {choice} of {n_choices}")
-    for part in value["reshardings"]:
-        missing_rows = [i for choice in part["choices"] for i in choice if not 0 <= i < len(part["pool"])]
-        if missing_rows:
-            raise ValueError(f"a choice names row {missing_rows[0]} of {len(part['pool'])}")
+    """Read all but the rows of plans, which raises whatever error damage leads to."""
+    for value, columns in zip(rows.value["searches"], rows.columns, strict=True):
+        for part in (*value["operators"], *value["reshardings"]):
+            if not 0 <= part["column"] < len(columns):
+                raise ValueError(f"there is no column {part['column']}")
+            choice, n_choices = columns[part["column"]].max(), len(part["choices"])
+            if choice >= n_choices:
+                raise ValueError(f"a point takes choice {choice} of {n_choices}")
+        for part in value["reshardings"]:
+            missing_rows = [i for choice in part["choices"] for i in choice if not 0 <= i < len(part["pool"])]
+            if missing_rows:
+                raise ValueError(f"a choice names row {missing_rows[0]} of {len(part['pool'])}")
 
 
-def numbered(plan: Entry, rows: dict[str, int]) -> Entry:
-    """Return a plan's JSON value with numbers for its rows.
+def told_of(plan: Mapping[str, Any], whole: Mapping[str, Any]) -> Entry:
+    """Return what a point tells of its plan: what the plan of a model that isn't cut doesn't have by itself.
 
     Args:
-        rows: the number of each row, as JSON text; new ones are added.
+        whole: that plan, see :func:`..report.frontier_rows.plan_of_whole`.
     """
-    kinds = ("operators", "reshardings")
-    stages = [
-        {**stage, **{kind: [rows.setdefault(json.dumps(row), len(rows)) for row in stage[kind]] for kind in kinds}}
-        for stage in plan["stages"]
-    ]
-    return {**plan, "frontier": [], "stages": stages}
+    beside = ("format", "version", "exact", "frontier", "stages", "operators", "reshardings")
+
+    def other(value: Mapping[str, Any], usual: Mapping[str, Any]) -> Entry:
+        return {key: value[key] for key in value if key not in beside and value[key] != usual.get(key)}
+
+    (usual,) = whole["stages"]
+    stages = [other(stage, usual) for stage in plan["stages"]]
+    told = {**other(plan, whole), **({"stages": stages} if stages != [{}] else {})}
+    return {"plan": told} if told else {}
 
 
 def parts_value(operators: Sequence[StoredPart], reshardings: Sequence[StoredPart]) -> Entry:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from .explanation import TIMES, Neighbours
 from .plan_rows import PlanRows, Row, device_bytes_of, layers_of
 
 COSTS = ("sum_bytes", "peak_bytes", *TIMES)
+KINDS = ("operators", "reshardings")
 _OBJECTIVES = {"memory": "sum_bytes", "time": "time_us", "network": "network_time_us"}
 
 
@@ -38,17 +40,8 @@ class FrontierRows:
         plan = PlanRows(value)
         plan.check()
         idle_shares = [float(stage.value["idle_share"]) for stage in plan.stages]
-        point = {
-            **{key: value[key] for key in COSTS}, "peak_bytes": plan.needed_bytes, "exact": value["exact"],
-            "stages": len(plan.stages), "micro_batches": plan.micro_batches,
-            "idle_share": sum(idle_shares) / len(idle_shares),
-        }  # fmt: skip
-        shared = {key: value[key] for key in ("mesh", "model_digest", "assumed")}
-        hardware = str(value["assumed"].get("hardware", "unknown hardware"))
-        objectives = ["memory", "time"]
-        return cls(
-            {**shared, "hardware": hardware, "summary": plan.summary, "objectives": objectives, "points": [point]}, plan
-        )
+        share = sum(idle_shares) / len(idle_shares)
+        return cls(one_point(plan, {**value, "peak_bytes": plan.needed_bytes, "idle_share": share}, len(plan.stages)), plan)
 
     def __len__(self) -> int:
         return len(self.points)
@@ -111,64 +104,98 @@ class FrontierRows:
         return stored or details.get("peaks", {}).get(str(point))
 
     @cached_property
-    def columns(self) -> Sequence[np.ndarray]:
-        """The choice of each point, int[P], by number of the column."""
-        return [column_of(text, len(self)) for text in self.value["columns"]]
+    def is_whole(self) -> bool:
+        """Whether all points are those of one search of a model that isn't cut."""
+        return len(self.value["searches"]) == 1 and not any("plan" in point for point in self.points)
+
+    @cached_property
+    def columns(self) -> Sequence[Sequence[np.ndarray]]:
+        """The choice of each plan of a search, int[P], by number of the search and of the column."""
+        n_plans = [0] * len(self.value["searches"])
+        for point in range(len(self)):
+            for stage in self._stages(point)[1]:
+                if stage["search"] < 0 or stage["number"] < 0:
+                    raise ValueError(f"there is no plan {stage['number']} of search {stage['search']}")
+                n_plans[stage["search"]] = max(n_plans[stage["search"]], stage["number"] + 1)
+        searches = zip(self.value["searches"], n_plans, strict=True)
+        return [[column_of(text, n) for text in search["columns"]] for search, n in searches]
 
     @cached_property
     def layers(self) -> Mapping[str, str]:
         """The layer of each operator by its name, by what any of the plans reshards."""
-        named = [(part["name"], part["type"]) for part in self.value["operators"]]
-        return layers_of(named, [row for part in self.value["reshardings"] for row in part["pool"]])
+        operators, reshardings = ([part for search in self.value["searches"] for part in search[kind]] for kind in KINDS)
+        named = [(part["name"], part["type"]) for part in operators]
+        return layers_of(named, [row for part in reshardings for row in part["pool"]])
+
+    def _stages(self, point: int) -> tuple[Row, Sequence[Row]]:
+        """Return a point's plan and its stages, without their rows."""
+        plan, told = plan_of_whole(self.value, point), self.points[point].get("plan", {})
+        (usual,), stages = plan["stages"], told.get("stages", [{}])
+        return {**plan, **told}, [{**usual, **stage} for stage in stages]
 
     def plan(self, point: int, option: str = "point") -> PlanRows:
-        """Return the plan of a point: the point's own, or that which the parts have for it."""
-        costs, value = self.points[point], self.value
+        """Return the plan of a point, with the rows that the parts have for it."""
         if self.only_plan is not None:
             return self.only_plan
-        if "rows" in value:
-            kinds = ("operators", "reshardings")
-            stages = [
-                {**stage, **{kind: [_row(value["rows"], number) for number in stage[kind]] for kind in kinds}}
-                for stage in costs["plan"]["stages"]
-            ]
-            return PlanRows({**costs["plan"], "option": option, "stages": stages})
-        columns = self.columns
-        operators = []
-        for part in value["operators"]:
-            row = part["choices"][columns[part["column"]][point]]
-            operators.append({"name": part["name"], "type": part["type"], **row})
-        reshardings = []
-        for part in value["reshardings"]:
-            reshardings += [part["pool"][i] for i in part["choices"][columns[part["column"]][point]]]
-        peak = self.peak(point)
-        shared = {"mesh": value["mesh"], "model_digest": value["model_digest"], **{key: costs[key] for key in COSTS}}
-        stage = {
-            "devices": list(range(mesh_of(value["mesh"]).n_devices)),
-            "last_operator": "",
-            "in_flight": 1,
-            "deferred": 0,
-            "idle_share": 0.0,
-            **shared,
-            **({} if peak is None else {"peak": peak}),
-            "operators": operators,
-            "reshardings": reshardings,
+        plan, stages = self._stages(point)
+        peak = self.peak(point) if len(stages) == 1 else None
+        shown = {} if peak is None else {"peak": peak}
+        return PlanRows(
+            {**plan, "option": option, "stages": [{**self._with_rows(**stage), **shown} for stage in stages]}, self.layers
+        )
+
+    def _with_rows(self, search: int, number: int, **stage: Any) -> Row:
+        """Return a stage with the rows of its plan."""
+        columns, parts = self.columns[search], self.value["searches"][search]
+        operators, reshardings = (
+            [(part, part["choices"][columns[part["column"]][number]]) for part in parts[kind]] for kind in KINDS
+        )
+        return {
+            **stage,
+            "operators": [{"name": part["name"], "type": part["type"], **row} for part, row in operators],
+            "reshardings": [part["pool"][i] for part, rows in reshardings for i in rows],
         }
-        return PlanRows({
-            "option": option,
-            **shared,
-            "exact": costs["exact"],
-            "schedule": {"name": "plain", "micro_batches": costs["micro_batches"]},
-            "assumed": value["assumed"],
-            "frontier": [],
-            "stages": [stage],
-        }, self.layers)
 
 
-def _row(rows: Sequence[Row], number: int) -> Row:
-    if not 0 <= number < len(rows):
-        raise ValueError(f"a plan names row {number} of {len(rows)}")
-    return rows[number]
+def one_point(plan: PlanRows, costs: Row, n_stages: int = 1) -> Row:
+    """Return a frontier of one point, without its rows: of a plan, or of what has the mesh and the costs of one stage."""
+    point = {key: costs[key] for key in (*COSTS, "idle_share")}
+    return {
+        "hardware": str(plan.value["assumed"].get("hardware", "unknown hardware")),
+        "mesh": costs["mesh"],
+        "model_digest": plan.value["model_digest"],
+        "assumed": plan.value["assumed"],
+        "summary": plan.summary,
+        "objectives": ["memory", "time"],
+        "points": [{**point, "exact": plan.value["exact"], "stages": n_stages, "micro_batches": plan.micro_batches}],
+    }
+
+
+def plan_of_whole(value: Row, point: int) -> Row:
+    """Return the plan of a point of a model that isn't cut, without its rows: what the file leaves out of each plan."""
+    costs = value["points"][point]
+    network_us = costs["time_us"] + costs["overlap_time_us"] - costs["compute_time_us"]  # rounded as a plan's is
+    shared = {key: value[key] for key in ("mesh", "model_digest")} | {key: costs[key] for key in COSTS}
+    shared["network_time_us"] = network_us
+    stage = {
+        "devices": list(range(mesh_of(value["mesh"]).n_devices)),
+        "last_operator": "",
+        "in_flight": 1,
+        "deferred": 0,
+        "idle_share": 0.0,
+        **shared,
+        "search": 0,
+        "number": point,
+    }
+    return {
+        "option": "point",
+        **shared,
+        "exact": costs["exact"],
+        "schedule": {"name": "plain", "micro_batches": costs["micro_batches"]},
+        "assumed": value["assumed"],
+        "frontier": [],
+        "stages": [stage],
+    }
 
 
 def column_of(text: str, n_points: int) -> np.ndarray:

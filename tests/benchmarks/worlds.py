@@ -41,7 +41,7 @@ REASONS = {
     "a model that isn't cut has no cut to open or to time": r"by_bound",
     "a file's schedule and timeline go with its stages": r"plan/plan\.py|self\.stages\) > 1",
     "texts: one stage needs no table of stages": r"stages\b",
-    "a frontier's file has parts that points share, or the plan of each": r"rows",
+    "a page shows the parts of one search for all of its points": r"frontier_rows",
     "a baseline's plan is stored where its differences are shown": r"page_data",
 }
 """By reason, what is in the lines that have it, or in their files' names; the first that fits counts."""

@@ -196,7 +196,7 @@ def test_a_loaded_frontier_is_saved_as_it_was(whole, tmp_path):
     tensoropt.load_frontier(whole).save(tmp_path / "again.json")
     assert (tmp_path / "again.json").read_bytes() == whole.read_bytes()
     value = json.loads(whole.read_text())
-    assert (value["format"], value["version"]) == ("tensoropt/frontier", 9)
+    assert (value["format"], value["version"]) == ("tensoropt/frontier", 10)
 
 
 def test_saving_leaves_one_whole_file_and_tells_how_far_it_is(found, tmp_path):

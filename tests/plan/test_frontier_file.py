@@ -26,6 +26,10 @@ def test_a_file_that_is_cut_off_anywhere_is_refused(file):
             tensoropt.load_frontier(file)
 
 
+def all_of(value):
+    return {**value["searches"][0], **value}
+
+
 def test_any_key_that_is_missing_is_noticed(whole, file):
     value = json.loads(whole.read_text())
     for key in value:
@@ -34,8 +38,8 @@ def test_any_key_that_is_missing_is_noticed(whole, file):
             tensoropt.load_frontier(file)
         file.write_bytes(whole.read_bytes())
     for part in ("operators", "reshardings", "points"):
-        for key in value[part][0]:
-            changed(file, lambda value, part=part, key=key: value[part][0].pop(key), checked=False)
+        for key in all_of(value)[part][0]:
+            changed(file, lambda value, part=part, key=key: all_of(value)[part][0].pop(key), checked=False)
             with pytest.raises(tensoropt.InputError, match=r"is damaged|was changed since it was saved"):
                 tensoropt.load_frontier(file)
             file.write_bytes(whole.read_bytes())
@@ -46,9 +50,9 @@ def test_any_key_that_is_missing_is_noticed(whole, file):
     [lambda value: value["points"][1].update(sum_bytes=value["points"][1]["sum_bytes"] + 1),
      lambda value: value["points"][1].update(compute_time_us=0.5),
      lambda value: value["points"][1].update(exact=False),
-     lambda value: value["operators"][0]["choices"][0].update(sum_bytes=1),
-     lambda value: value["operators"][0]["choices"][0].update(config="-"),
-     lambda value: value["reshardings"][0]["pool"][0].update(time_us=0.001),
+     lambda value: all_of(value)["operators"][0]["choices"][0].update(sum_bytes=1),
+     lambda value: all_of(value)["operators"][0]["choices"][0].update(config="-"),
+     lambda value: all_of(value)["reshardings"][0]["pool"][0].update(time_us=0.001),
      lambda value: value.update(model_digest="0123456789abcdef"),
      lambda value: value["assumed"].update(tensorflow="1.0"),
      lambda value: value.update(checksum="0123456789abcdef"),
@@ -64,16 +68,17 @@ def test_what_was_changed_by_hand_is_noticed(file, change):
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [(lambda value: value["columns"].__setitem__(0, "0"), "column '0' doesn't tell the choices of"),
-     (lambda value: value["columns"].__setitem__(0, "0x99999999999999"), "doesn't tell the choices of"),
-     (lambda value: value["columns"].__setitem__(0, f"9x{len(value['points'])}"), "a point takes choice 9 of"),
-     (lambda value: value["columns"].__setitem__(0, f"-1x{len(value['points'])}"), "doesn't tell the choices of"),
-     (lambda value: value["columns"].__setitem__(0, "a"), "ValueError"),
-     (lambda value: value["operators"][0].update(column=999), "there is no column 999"),
-     (lambda value: value["operators"][0].update(column=-1), "there is no column -1"),
-     (lambda value: value["operators"][0].update(column="0"), "TypeError"),
-     (lambda value: value["reshardings"][0].update(choices=[]), "a point takes choice"),
-     (lambda value: value["reshardings"][0]["choices"].__setitem__(0, [999]), "a choice names row 999 of"),
+    [(lambda value: all_of(value)["columns"].__setitem__(0, "0"), "column '0' doesn't tell the choices of"),
+     (lambda value: all_of(value)["columns"].__setitem__(0, "0x99999999999999"), "doesn't tell the choices of"),
+     (lambda value: all_of(value)["columns"].__setitem__(0, f"9x{len(value['points'])}"), "a point takes choice 9 of"),
+     (lambda value: all_of(value)["columns"].__setitem__(0, f"-1x{len(value['points'])}"), "doesn't tell the choices of"),
+     (lambda value: all_of(value)["columns"].__setitem__(0, "a"), "ValueError"),
+     (lambda value: all_of(value)["operators"][0].update(column=999), "there is no column 999"),
+     (lambda value: all_of(value)["operators"][0].update(column=-1), "there is no column -1"),
+     (lambda value: all_of(value)["operators"][0].update(column="0"), "TypeError"),
+     (lambda value: all_of(value)["reshardings"][0].update(choices=[]), "a point takes choice"),
+     (lambda value: all_of(value)["reshardings"][0]["choices"].__setitem__(0, [999]), "a choice names row 999 of"),
+     (lambda value: value["points"][0].update(plan={"stages": [{"number": -1}]}), "there is no plan -1 of search 0"),
      (lambda value: value["points"].reverse(), "strictly ascending memory"),
      (lambda value: value["points"][0].update(sum_bytes=1.5), "must be integers"),
      (lambda value: value["points"][0].update(sum_bytes="1"), "must be integers"),
@@ -90,7 +95,7 @@ def test_parts_that_do_not_fit_together_are_named(file, change, said):
 def test_a_config_that_makes_no_sense_is_noticed_when_its_plan_is_asked_for(file):
     loaded = tensoropt.load_frontier(
         changed(file, lambda value: [op.update(choices=[{**op["choices"][0], "config": "n:Z"}] * 99)
-                                     for op in value["operators"]])
+                                     for op in all_of(value)["operators"]])
     )  # fmt: skip
     with pytest.raises(tensoropt.InputError, match=r"point 0 of the frontier is damaged \(IndexError"):
         loaded.plan(0)
@@ -109,7 +114,7 @@ def test_the_file_has_what_points_share_once(found, tmp_path):
     (every,) = found.without_stages
     found = plans_of(replace(every, found=every.certified, searched=None, _peaks={}))
     found.save(whole)
-    value = json.loads(whole.read_text())
+    (value,) = json.loads(whole.read_text())["searches"]
     for operator in value["operators"]:
         texts = [json.dumps(choice) for choice in operator["choices"]]
         assert len(set(texts)) == len(texts)

@@ -189,13 +189,13 @@ HOSTILE = "</script><img src=x onerror=alert(1)>&<!--"
 def hostile(frontier: FrontierRows) -> FrontierRows:
     """The frontier with a hostile name for an operator, a layer, a tensor, a source file and the hardware."""
     text = json.dumps(frontier.value)
-    names = sorted({part["name"] for part in frontier.value["operators"]}, key=len, reverse=True)
+    names = sorted({part["name"] for part in frontier.value["searches"][0]["operators"]}, key=len, reverse=True)
     value = json.loads(text)
     value["hardware"] = value["summary"] = HOSTILE
     renamed = {name: f"{HOSTILE}/{name}" for name in names}
-    for part in value["operators"]:
+    for part in value["searches"][0]["operators"]:
         part["name"] = renamed[part["name"]]
-    for part in value["reshardings"]:
+    for part in value["searches"][0]["reshardings"]:
         for row in part["pool"]:
             row["consumers"] = [renamed.get(name, name) for name in row["consumers"]]
             row["tensor"] = HOSTILE + row["tensor"]

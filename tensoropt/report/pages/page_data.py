@@ -28,7 +28,7 @@ from ..explanation import (
     UPDATES,
     ways_text,
 )  # fmt: skip
-from ..frontier_rows import COSTS, FrontierRows
+from ..frontier_rows import FrontierRows, one_point
 from ..plan_rows import PlanRows, Row, StageRows
 from ..sentences import config_words, point_sentences
 
@@ -54,11 +54,12 @@ def report_data(
         first_rank: the number of the first of the devices, which isn't 0 in a stage that others come before.
     """
     value, details = frontier.value, frontier.value.get("details", {})
+    (search,) = value["searches"]
     plan = frontier.plan(0)
     rows = plan.stages[0]
     mesh = rows.mesh
     other = next((PlanRows(baseline["plan"]) for baseline in details.get("baselines", []) if "plan" in baseline), None)
-    words = {number: [ways_text(rows, row) for row in part["pool"]] for number, part in enumerate(value["reshardings"])}
+    words = {number: [ways_text(rows, row) for row in part["pool"]] for number, part in enumerate(search["reshardings"])}
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -84,7 +85,7 @@ def report_data(
         "bound": value["bound"],
         "peak_bound": _peak_bound(frontier, details),
         "baselines": baselines_of(details),
-        "columns": list(value["columns"]),
+        "columns": list(search["columns"]),
         "operators": _operators(frontier, details),
         "reshardings": _reshardings(frontier, rows, words),
         "time_parts": _time_parts(frontier, words),
@@ -111,27 +112,22 @@ def frontier_of_stage(plan: PlanRows, number: int = 0, details: Row | None = Non
     Args:
         details: what a report shows beside the plan, if it is known; see the details of a frontier's file.
     """
-    value, stage = plan.value, plan.stages[number]
+    stage = plan.stages[number]
     common = ("name", "type")
     operators = [
         {**{key: op[key] for key in common}, "column": 0, "choices": [{key: op[key] for key in op if key not in common}]}
         for op in stage.operators
     ]
     return FrontierRows({
-        "hardware": str(value["assumed"].get("hardware", "unknown hardware")),
-        "mesh": stage.value["mesh"],
-        "model_digest": value["model_digest"],
-        "assumed": value["assumed"],
-        "summary": plan.summary,
-        "objectives": ["memory", "time"],
+        **one_point(plan, stage.value),
         "bound": None,
-        "points": [{
-            **{key: stage.value[key] for key in COSTS}, "exact": value["exact"], "stages": 1,
-            "micro_batches": plan.micro_batches, "idle_share": stage.value["idle_share"],
+        "searches": [{
+            "columns": ["0"],
+            "operators": operators,
+            "reshardings": [
+                {"column": 0, "choices": [list(range(len(stage.reshardings)))], "pool": list(stage.reshardings)}
+            ],
         }],
-        "columns": ["0"],
-        "operators": operators,
-        "reshardings": [{"column": 0, "choices": [list(range(len(stage.reshardings)))], "pool": list(stage.reshardings)}],
         "details": {"peaks": {} if stage.peak is None else {"0": stage.peak}, **(details or {})},
     })
 
@@ -163,7 +159,7 @@ def _points(frontier: FrontierRows) -> dict[str, list[Any]]:
 def _operators(frontier: FrontierRows, details: Row) -> list[dict[str, Any]]:
     """Return the operators with the rows that occur, each with its config in words."""
     sources, shapes = details.get("sources", {}), details.get("shapes", {})
-    parts = frontier.value["operators"]
+    parts = frontier.value["searches"][0]["operators"]
     layers = frontier.layers
     return [
         {
@@ -205,17 +201,17 @@ def _reshardings(frontier: FrontierRows, rows: StageRows, words: Mapping[int, Se
                 for row, text in zip(part["pool"], words[number], strict=True)
             ],
         }
-        for number, part in enumerate(frontier.value["reshardings"])
+        for number, part in enumerate(frontier.value["searches"][0]["reshardings"])
     ]
 
 
 def _time_parts(frontier: FrontierRows, words: Mapping[int, Sequence[str]]) -> list[dict[str, Any]]:
     """Return what the time of each point is spent on; see :func:`..explanation.time_parts`."""
     terms: list[_Amounts] = []
-    for part in frontier.value["operators"]:
+    for part in frontier.value["searches"][0]["operators"]:
         name = UPDATES if part["type"] == "Variable" else part["type"]
         terms.append(((COMPUTE, name), part, [row["time_us"] for row in part["choices"]]))
-    for number, part in enumerate(frontier.value["reshardings"]):
+    for number, part in enumerate(frontier.value["searches"][0]["reshardings"]):
         pool, kinds = part["pool"], words[number]
         for kind in dict.fromkeys(kinds):
             amounts = [math.fsum(pool[i]["time_us"] for i in choice if kinds[i] == kind) for choice in part["choices"]]
@@ -229,10 +225,10 @@ def _time_parts(frontier: FrontierRows, words: Mapping[int, Sequence[str]]) -> l
 def _memory_parts(frontier: FrontierRows) -> list[dict[str, Any]]:
     """Return what the memory of each point is spent on; see :func:`..explanation.memory_parts`."""
     terms: list[_Amounts] = []
-    for part in frontier.value["operators"]:
+    for part in frontier.value["searches"][0]["operators"]:
         name = PARAMETERS if part["type"] == "Variable" else f"saved for the backward pass of {part['type']}"
         terms.append((name, part, [row["sum_bytes"] for row in part["choices"]]))
-    for part in frontier.value["reshardings"]:
+    for part in frontier.value["searches"][0]["reshardings"]:
         pool = part["pool"]
         summed = [row.get("accumulator_bytes", 0) for row in pool]
         copies = [0 if row.get("is_regathered", False) else row.get("copy_bytes", 0) for row in pool]
@@ -257,7 +253,7 @@ def _sums(frontier: FrontierRows, amounts: Iterable[_Amounts]) -> dict[Any, np.n
         by_column[column] = by_column.get(column, 0) + np.array(of_choices)
     sums: dict[Any, Any] = {}
     for (key, number, _), of_choices in by_column.items():
-        sums[key] = sums.get(key, 0) + of_choices[frontier.columns[number]]
+        sums[key] = sums.get(key, 0) + of_choices[frontier.columns[0][number]]
     return sums
 
 

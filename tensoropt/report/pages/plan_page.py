@@ -77,7 +77,7 @@ def report_of(
     """
     if rows.only_plan is not None:
         return plan_report(rows.only_plan, title, measured=measured, curve=curve)
-    if "rows" not in rows.value:
+    if rows.is_whole:
         return report_data(rows, title, chosen, measured, curve)
     if chosen is None:
         chosen = rows.chosen if measured is None else measured["point"]

@@ -109,8 +109,8 @@ class PlanPoint:
         amounts = [int(getattr(frontier.costs, name)[number]) for frontier, number in self.parts]
         return int(max(of_submeshes(amounts, self.order.submeshes, add)))
 
-    def plan(self, option: str, assumed: Mapping[str, Any]) -> Plan:
-        """Return the plan of the point; see :class:`...plan.points.Point`."""
+    def plan(self, option: str, assumed: Mapping[str, Any], has_rows: bool = True) -> Plan:
+        """Return the plan of the point, with its rows or not; see :class:`...plan.points.Point`."""
         stages, stage_plans = self.searched.stages, []
         model_operators = stages.whole.graph.operators
         mesh = self.searched.frontiers[0].hardware.mesh(sum(block.size for block in set(self.searched.blocks)))
@@ -118,7 +118,7 @@ class PlanPoint:
             self.searched.frontiers, self.searched.blocks, (*stages.cuts, ""), self.numbers, self.order.in_flight,
             self.order.deferred, self.stage_bytes, self.idle_shares, strict=True,
         ):  # fmt: skip
-            stage = frontier.stage(number)
+            stage = frontier.stage(number, has_rows)
             operators = (replace(op, is_stand_in=op.name not in model_operators) for op in stage.operators)
             stage_plans.append(replace(
                 stage, devices=block.devices, operators=tuple(operators), last_operator=last_operator, in_flight=in_flight,
@@ -137,6 +137,30 @@ class PlanPoint:
             assumed=dict(assumed),
             timeline=self.searched.timeline(self.numbers, self.order),
         )
+
+
+def plans_of(
+    frontier: Frontier[PlanPoint], progress: Progress | None = None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the plan of each point without its rows, and these by search, as a frontier's file has both.
+
+    Args:
+        progress: called with (phase, done, total) now and then; the phase is ``plans``.
+    """
+    plans, used = [], dict[ModelFrontier, set[int]]()
+    for searched, number in (part for point in frontier.points_of for part in point.parts):
+        used.setdefault(searched, set()).add(number)
+    own = {searched: sorted(numbers) for searched, numbers in used.items()}
+    for point in frontier.points_of:
+        plan = point.plan("point", frontier.assumed, has_rows=False).to_json()
+        for stage, (searched, number) in zip(plan["stages"], point.parts, strict=True):
+            stage.update(search=list(own).index(searched), number=own[searched].index(number))
+        plans.append(plan)
+    searches = [shared_parts(searched.take(numbers), progress) for searched, numbers in own.items()]
+    whole = frontier.points_of[0].searched.stages.whole.graph
+    for part in (part for search in searches for part in search["operators"] if part["name"] not in whole.operators):
+        part["choices"] = [{**row, "is_stand_in": True} for row in part["choices"]]
+    return plans, searches
 
 
 @older_objects_kept()
@@ -190,6 +214,7 @@ def frontier_of(
         seconds_by_phase={"peaks": time.perf_counter() - start_s},
         left_out=tuple(left_out),
         searched=tuple(cuts),
+        plans_of=plans_of,
         details_of=details_of,
     )
 
@@ -243,7 +268,7 @@ def frontier_of_whole(frontier: ModelFrontier, assumed: Mapping[str, Any] = Mapp
         note=frontier.note,
         searched=(result,),
         is_interrupted=frontier.is_interrupted,
-        shared_parts=partial(shared_parts, frontier),
+        plans_of=plans_of,
         details_of=details_of,
     )
 

@@ -19,6 +19,7 @@ from ...ft.pareto import reduce_unsorted
 from ...ft.problem import INFEASIBLE
 from ...plan.build import complete_configs, cost_entries, planned_operators
 from ...plan.points import CostedPoints
+from ...plan.record import PlannedOperator, PlannedResharding
 from ...plan.stage_plan import StagePlan
 from ...profiling.hardware import Hardware
 from ...program.fast_peak import Peaks
@@ -104,17 +105,15 @@ class ModelFrontier(CostedPoints):
         """The costs of all points in memory, time, compute and network, whatever the objectives."""
         return costs_of(self.built, self.found, self.objectives)
 
-    def stage(self, point: int) -> StagePlan:
-        """Return a point's plan of the frontier's model as the only stage of a plan, without its peak."""
-        costs, costing = self.costs, self.costing
-        view = self.model.view(complete_configs(self.model, self.built.strategy(self.found.strategies[point]), costing))
-        path_finder = PathFinder(costing.reshardings.steps)
-        reshardings = (entry.planned(path_finder) for entry in cost_entries(view, costing))
+    def stage(self, point: int, has_rows: bool = True) -> StagePlan:
+        """Return a point's plan of the frontier's model as the only stage of a plan, without its peak, with rows or not."""
+        costs = self.costs
+        operators, reshardings = self._rows(point) if has_rows else ((), ())
         return StagePlan(
             mesh=self.mesh,
             devices=tuple(range(self.mesh.n_devices)),
-            operators=tuple(planned_operators(view, costing)),
-            reshardings=tuple(resharding for resharding in reshardings if resharding is not None),
+            operators=operators,
+            reshardings=reshardings,
             sum_bytes=int(costs.mem_bytes[point]),
             time_us=int(costs.time_ns[point]) / 1e3,
             compute_time_us=int(costs.compute_ns[point]) / 1e3,
@@ -123,6 +122,13 @@ class ModelFrontier(CostedPoints):
             point=point,
             overlap_time_us=int(costs.overlap_ns[point]) / 1e3,
         )
+
+    def _rows(self, point: int) -> tuple[tuple[PlannedOperator, ...], tuple[PlannedResharding, ...]]:
+        costing = self.costing
+        view = self.model.view(complete_configs(self.model, self.built.strategy(self.found.strategies[point]), costing))
+        path_finder = PathFinder(costing.reshardings.steps)
+        reshardings = (entry.planned(path_finder) for entry in cost_entries(view, costing))
+        return tuple(planned_operators(view, costing)), tuple(row for row in reshardings if row is not None)
 
     @cached_property
     def _path_finder(self) -> PathFinder:
@@ -208,6 +214,10 @@ class ModelFrontier(CostedPoints):
         winners = n_own + _that_beat(peaks[n_own:], time_ns[n_own:], peaks[minimal], time_ns[minimal])
         finalists = np.concatenate([np.arange(n_own), winners])
         return self._of(pool.take(finalists[least_peaks(peaks[finalists], mem[finalists], time_ns[finalists])]))
+
+    def take(self, points: Sequence[int]) -> ModelFrontier:
+        """Return some of the points."""
+        return self._of(Candidates.of(self.found).take(np.array(points)))
 
     def _of(self, points: Candidates) -> ModelFrontier:
         """Return a part of what was searched."""
