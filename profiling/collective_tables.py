@@ -183,7 +183,10 @@ class _Measuring:
     def times(self, sizes: Sequence[int], budget_s: float) -> dict[int, np.ndarray]:
         """Return by size the seconds in each pass, on which all ranks agree."""
         ranks = MeasuringRanks(self.process.communicator, self.mesh)
-        order = _pass_order(sizes)
+        # Falling, then from both ends by turns, a large one before each small one.
+        falling = sorted(sizes, reverse=True)
+        by_turns = [size for pair in zip(falling, reversed(falling), strict=True) for size in pair]
+        order = [*falling, *by_turns[: len(falling)]]
         seconds: list[tuple[float, float]] = []
         runs = [self._pass(order, compute, seconds) for compute in SHARES]
 
@@ -228,13 +231,6 @@ class _Measuring:
             operators = [(count, partial(self.engine.called, call)) for count, call in calls]  # with their host copies
         run = self.engine.among_emitted(operators, is_sum, compute)
         return lambda: seconds.extend((float(each_s), 0.0) for each_s in run())
-
-
-def _pass_order(sizes: Sequence[int]) -> list[int]:
-    """Return the sizes in the order of a pass: falling, then from both ends by turns, a large one before each small one."""
-    falling = sorted(sizes, reverse=True)
-    by_turns = [size for pair in zip(falling, reversed(falling), strict=True) for size in pair]
-    return [*falling, *by_turns[: len(falling)]]
 
 
 @dataclass(slots=True)

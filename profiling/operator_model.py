@@ -101,4 +101,5 @@ def amounts(work: WorkItem, way: str) -> tuple[float, float]:
     """Return the flops and bytes of one way (forward or backward) of an operator."""
     if way == FORWARD:
         return work.flops, work.n_bytes
-    return work.flops * work.n_gradients, work.backward_bytes
+    n_bytes = work.n_bytes * work.n_gradients if work.gradient_bytes is None else work.gradient_bytes
+    return work.flops * work.n_gradients, n_bytes

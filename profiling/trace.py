@@ -145,20 +145,15 @@ def read_trace(content: bytes, other_memory: Iterable[MemoryEvent] = ()) -> Step
                     continue
                 if is_device:
                     name = str(dict(_stats(plane, event)).get("tf_op", ""))
-                if _is_operator(name):
-                    operator, _, kind = name.rpartition(":")
+                # Operators' events are called ``name:Type``, the runtime's own have ``::`` or a space.
+                operator, _, kind = name.rpartition(":")
+                if operator and kind.isidentifier() and "::" not in name and " " not in name:
                     run = OperatorEvent(operator, kind, line.id, time_ps, event.duration_ps)
                     (on_device if is_device else launched).append(run)
     names = {event.name for event in on_device}
     operators = (*on_device, *(event for event in launched if event.name not in names))
     own_memory = memory[True] or memory[False]
     return StepTrace(operators, (*others, *own_memory), bool(own_memory))
-
-
-def _is_operator(name: str) -> bool:
-    """Return whether an event is an operator's: those are called ``name:Type``, the runtime's own have ``::`` or a space."""
-    operator, _, kind = name.rpartition(":")
-    return bool(operator) and kind.isidentifier() and "::" not in name and " " not in name
 
 
 def _stats(plane: Any, record: Any) -> Iterator[tuple[str, Any]]:

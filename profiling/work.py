@@ -29,11 +29,6 @@ class WorkItem:
     key: str = ""
     gradient_bytes: int | None = None
 
-    @property
-    def backward_bytes(self) -> int:
-        """Return what the backward pass reads plus writes."""
-        return self.n_bytes * self.n_gradients if self.gradient_bytes is None else self.gradient_bytes
-
     def __post_init__(self) -> None:
         if self.flops < 0 or self.n_bytes < 0:
             raise ValueError(f"an operator of {self.flops} operations and {self.n_bytes} bytes: expected at least 0 of each")

@@ -139,7 +139,10 @@ class Pullback:
         keys = self._reached(value for values in operands for value in values)
         for part in reversed(self._parts):
             if isinstance(part, Inner):
-                self._through_resharding(part, keys)
+                resharded = self._take(part.results)
+                if resharded is not None and part.back is not None and any(key_of(value) in keys for value in part.values):
+                    for value, gradient in zip(part.values, part.back(resharded), strict=True):
+                        self._add(value, gradient)
                 continue
             for op in reversed(part):
                 self._through(op, keys)
@@ -182,13 +185,6 @@ class Pullback:
         if earlier is not None:
             gradient = tf.add_n([tf.convert_to_tensor(earlier), tf.convert_to_tensor(gradient)])
         self._gradients[key_of(tensor)] = gradient
-
-    def _through_resharding(self, part: Inner, keys: Collection[Key]) -> None:
-        """Emit the way back through a resharding."""
-        gradients = self._take(part.results)
-        if gradients is not None and part.back is not None and any(key_of(value) in keys for value in part.values):
-            for value, gradient in zip(part.values, part.back(gradients), strict=True):
-                self._add(value, gradient)
 
     def _through(self, op: tf.Operation, keys: Collection[Key]) -> None:
         """Emit the gradients of one TensorFlow operator's operands, if one of its results has a gradient."""

@@ -101,7 +101,11 @@ def _gpus(nvml: Any, names: Sequence[str]) -> tuple[Gpu, ...]:
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdecimal() else _by_uuid(nvml, name)
             uuid, memory = nvml.nvmlDeviceGetUUID(handle), int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-            gpus.append(Gpu(_text(nvml.nvmlDeviceGetName(handle)), _text(uuid), memory, name, _mode(nvml, handle)))
+            try:
+                mode = int(nvml.nvmlDeviceGetComputeMode(handle))
+            except nvml.NVMLError:
+                mode = 0  # parts of GPUs have none
+            gpus.append(Gpu(_text(nvml.nvmlDeviceGetName(handle)), _text(uuid), memory, name, mode))
         except nvml.NVMLError:
             break
     return tuple(gpus)
@@ -114,13 +118,6 @@ def _by_uuid(nvml: Any, name: str) -> Any:
         if _text(nvml.nvmlDeviceGetUUID(handle)).startswith(name):
             return handle
     return nvml.nvmlDeviceGetHandleByUUID(name)
-
-
-def _mode(nvml: Any, handle: Any) -> int:
-    try:
-        return int(nvml.nvmlDeviceGetComputeMode(handle))
-    except nvml.NVMLError:
-        return 0  # parts of GPUs have none
 
 
 def _text(name: str | bytes) -> str:

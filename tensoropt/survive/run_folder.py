@@ -60,7 +60,12 @@ class FitFolder:
         for number in sorted(numbers, reverse=True):
             location = CheckpointLocation.of(self.prefix(number))
             try:
-                state = _read_through(location)
+                read_at(location)
+                with refusing_unreadable(location):
+                    reader = tf.train.load_checkpoint(location.prefix)
+                    for name in reader.get_variable_to_shape_map():  # its parts have checksums
+                        reader.get_tensor(name)
+                    state = from_reader(reader)
             except InputError as error:
                 say(f"{str(error).rstrip('.')}; the one before it is taken")
                 continue
@@ -79,16 +84,6 @@ class FitFolder:
             if lock.acquire() is None:
                 location.discard()
                 lock.release()
-
-
-def _read_through(location: CheckpointLocation) -> dict[str, Any] | None:
-    """Read all of a checkpoint, whose parts have checksums, and return its state; raise InputError if it isn't whole."""
-    read_at(location)
-    with refusing_unreadable(location):
-        reader = tf.train.load_checkpoint(location.prefix)
-        for name in reader.get_variable_to_shape_map():
-            reader.get_tensor(name)
-        return from_reader(reader)
 
 
 def made_by() -> dict[str, str]:

@@ -71,12 +71,9 @@ def _has_hook(callback: keras.callbacks.Callback, hook: str) -> bool:
     if "train_batch" in hook and getattr(callback, "save_freq", None) == "epoch":
         return False
     old_name = hook.replace("train_batch", "batch")
-    return any(_overrides(callback, name) for name in {hook, old_name})
-
-
-def _overrides(callback: keras.callbacks.Callback, name: str) -> bool:
-    method = getattr(callback, name)
-    return getattr(method, "__func__", method) is not getattr(keras.callbacks.Callback, name)
+    methods = {name: getattr(callback, name) for name in (hook, old_name)}
+    own = keras.callbacks.Callback
+    return any(getattr(method, "__func__", method) is not getattr(own, name) for name, method in methods.items())
 
 
 class _StepClock:

@@ -228,7 +228,14 @@ class Runs:
         captured, model = self._captured(kind, signature)
         micro_batches = self._fitting(kind, signature, model)
         if is_new:
-            self._say_once(signature)
+            if self.planned.execution.processes.rank == 0 and all(len(shapes) == 1 for shapes in self._shapes.values()):
+                logger.warning(
+                    "batches have %s where the plan was made for %s: a program is made for each shape, with the configs of "
+                    "the plan, for at most %d shapes",
+                    _shapes_text(signature),
+                    _shapes_text(self.signature),
+                    MOST_SHAPES,
+                )
             shapes.add(signature.extents)
         execution, first_values = self.planned.execution, self.first_values(captured)
         return Run(captured, execute_beside(execution, model, first_values, micro_batches))
@@ -244,16 +251,6 @@ class Runs:
                 f"{_shapes_text(self.signature)}; give batches that it takes: {cut(error)}"
             ) from error
         return captured, Model(captured.graph, analyse(captured.graph))
-
-    def _say_once(self, signature: Signature) -> None:
-        if self.planned.execution.processes.rank == 0 and all(len(shapes) == 1 for shapes in self._shapes.values()):
-            logger.warning(
-                "batches have %s where the plan was made for %s: a program is made for each shape, with the configs of the "
-                "plan, for at most %d shapes",
-                _shapes_text(signature),
-                _shapes_text(self.signature),
-                MOST_SHAPES,
-            )
 
     # Memory
 

@@ -27,22 +27,19 @@ def batch_size_of(method: Callable[..., Any], arguments: Sequence[Any], keywords
         return None  # Keras says what is wrong
     x = by_name.get("x")
     if isinstance(x, tf.data.Dataset):
-        return _of_dataset(x)
+        data: Any = x
+        shapes = [getattr(leaf, "shape", None) for leaf in tf.nest.flatten(data.element_spec)]
+        batch_size = next((shape[0] for shape in shapes if shape is not None and shape.rank), None)
+        while batch_size is None and data is not None:  # what batched it; a later map may have changed that, which is rare
+            size = getattr(data, "_batch_size", None)
+            batch_size = None if size is None else int(size)
+            data = getattr(data, "_input_dataset", None)
+        return batch_size
     n_samples = _length(x)
     if n_samples is None or method.__name__ == "train_on_batch":
         return n_samples
     n_trained = math.floor(n_samples * (1.0 - (by_name.get("validation_split") or 0.0)))
     return max(1, min(by_name.get("batch_size") or _BY_DEFAULT, n_trained))
-
-
-def _of_dataset(data: Any) -> int | None:
-    shapes = [getattr(leaf, "shape", None) for leaf in tf.nest.flatten(data.element_spec)]
-    batch_size = next((shape[0] for shape in shapes if shape is not None and shape.rank), None)
-    while batch_size is None and data is not None:  # what batched it; a later map may have changed that, which is rare
-        size = getattr(data, "_batch_size", None)
-        batch_size = None if size is None else int(size)
-        data = getattr(data, "_input_dataset", None)
-    return batch_size
 
 
 def _length(x: Any) -> int | None:

@@ -226,21 +226,17 @@ def _fitting(
             f"model '{model.name}' is trained ({running_line()}) in a callback, which rank 0 alone runs; call fit "
             "for it outside of the callback"
         )
-    _check_optimizer(model)
-    new_trainer = parallelized(model, n_samples, options(), Training(), ScriptTrainer)
-    assert isinstance(new_trainer, ScriptTrainer)
-    model.train_function = Trained(new_trainer, model.optimizer)
-    return new_trainer
-
-
-def _check_optimizer(model: keras.Model) -> None:
-    """Check that the optimizer is new or goes on with variables that it first updated, as Keras does."""
+    # The optimizer is new or goes on with variables that it first updated, as in Keras.
     variables = frozenset(id(variable) for variable in model.trainable_variables)
     if model.built and not variables <= _updated.setdefault(model.optimizer, variables):
         raise InputError(
             f"model '{model.name}' is compiled with an optimizer that has trained other variables before "
             f"({running_line()}): give compile a new one, such as keras.optimizers.{type(model.optimizer).__name__}(...)"
         )
+    new_trainer = parallelized(model, n_samples, options(), Training(), ScriptTrainer)
+    assert isinstance(new_trainer, ScriptTrainer)
+    model.train_function = Trained(new_trainer, model.optimizer)
+    return new_trainer
 
 
 def _in_files(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from traceback import walk_tb
-from types import TracebackType
 from typing import Any, NoReturn
 
 from ..common.errors import InputError
@@ -69,16 +68,11 @@ def _run(program: list[str], is_module: bool) -> None:
 
 def _report(error: BaseException) -> NoReturn:
     """Report an exception of the script's as Python does, with the script's own frames, and end."""
-    own_trace, metadata = _own_part(error.__traceback__), getattr(error, "ag_error_metadata", None)
+    own_trace, metadata = error.__traceback__, getattr(error, "ag_error_metadata", None)
+    while own_trace is not None and own_trace.tb_frame.f_globals.get("__name__") != "__main__":
+        own_trace = own_trace.tb_next
+    own_trace = own_trace or error.__traceback__  # all of it if none of it is the script's
     if isinstance(error, InputError) and metadata is not None:  # AutoGraph has put the sentence into a trace
         error = InputError(str(metadata.cause_message).removeprefix(f"{type(error).__name__}: "))
     sys.excepthook(type(error), error.with_traceback(own_trace), own_trace)
     sys.exit(1)
-
-
-def _own_part(trace: TracebackType | None) -> TracebackType | None:
-    """Return the part of a trace that begins in the script; all of it if none does."""
-    own = trace
-    while own is not None and own.tb_frame.f_globals.get("__name__") != "__main__":
-        own = own.tb_next
-    return own or trace

@@ -152,7 +152,13 @@ class _Reader:
         operands += [outside.operand(tensor) for tensor in starts.values()]
         reads = tuple(places for _, places in self.stacks)
         form = LoopForm(self.trips.count, reads, len(self.states), writes, tuple(lengths), tuple(starts))
-        self._check_states(body, form)
+        before = body.inputs[len(form.reads) : form.first_invariant]
+        for start, end in zip(before, body.outputs[len(form.writes) :], strict=True):
+            if start.shape != end.shape:
+                raise InputError(
+                    f"{self.where} changes a variable from shape {list(start.shape)} to {list(end.shape)}, which "
+                    "can't be captured; expected the same shape in each trip"
+                )
         results = self._results(body, lengths)
         attributes = {BODY: body, FORM: form}
         operator = Operator(self.op.name, LOOP, tuple(operands), results, {}, attributes, source=outside.line(self.op))
@@ -195,7 +201,12 @@ class _Reader:
     def _own(self, inner: tf.Operation) -> list[tf.Tensor] | None:
         """Return the results of an operator of the body that works on lists; None for other operators."""
         if inner.type == "TensorListGetItem":
-            return [self._slice(inner)]
+            stack = self._stack(self._list(inner.inputs[0]))
+            key = stack.name, self._places(inner.inputs[1])
+            if key not in self.stacks:
+                self.stacks[key] = self.collector.input(stack.shape[1:], stack.dtype)
+                self.stack_operands.append(stack)
+            return [self.stacks[key]]
         if inner.type == "TensorListLength":
             source = self._list(inner.inputs[0])
             return [self.collector.constant(np.asarray(self._stack(source).shape[0]), tf.int32)]
@@ -205,15 +216,6 @@ class _Reader:
                 "that each trip reads from TensorArrays made by unstack, and writes to others"
             )
         return None
-
-    def _slice(self, inner: tf.Operation) -> tf.Tensor:
-        source, index = self._list(inner.inputs[0]), inner.inputs[1]
-        stack = self._stack(source)
-        key = stack.name, self._places(index)
-        if key not in self.stacks:
-            self.stacks[key] = self.collector.input(stack.shape[1:], stack.dtype)
-            self.stack_operands.append(stack)
-        return self.stacks[key]
 
     def _places(self, index: tf.Tensor) -> tuple[int, ...]:
         return tuple(int(value) for value in self.trips.values[index.name])
@@ -257,15 +259,6 @@ class _Reader:
                 " expected that it fills all: give the TensorArray the size that the loop fills"
             )
         return length, {place: tensor for place, tensor in before.items() if place not in places}
-
-    def _check_states(self, body: Body, form: LoopForm) -> None:
-        before = body.inputs[len(form.reads) : form.first_invariant]
-        for start, end in zip(before, body.outputs[len(form.writes) :], strict=True):
-            if start.shape != end.shape:
-                raise InputError(
-                    f"{self.where} changes a variable from shape {list(start.shape)} to {list(end.shape)}, which "
-                    "can't be captured; expected the same shape in each trip"
-                )
 
 
 def _is_on_lists(op: tf.Operation) -> bool:

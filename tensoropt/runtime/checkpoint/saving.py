@@ -143,7 +143,10 @@ class PendingSave:
         *,
         room: Room | None = None,
     ) -> None:
-        _check_json(beside.metadata)
+        try:
+            json.dumps(beside.metadata)
+        except (TypeError, ValueError) as error:
+            raise InputError(describe("a checkpoint's metadata must be JSON", got=f"'{error}'")) from error
         self._location, self._processes, self._max_to_keep = CheckpointLocation.of(prefix), processes, max_to_keep
         check_names(entries)
         self._own = _own_items(entries, beside)
@@ -243,13 +246,6 @@ def room_for(entries: Sequence[StateEntry], processes: Processes, *, is_reported
     if is_reported:
         say(f"training waits for a save: a second copy of {memory_text(n_bytes)} of the state has no room in memory")
     return None
-
-
-def _check_json(metadata: Mapping[str, Any]) -> None:
-    try:
-        json.dumps(metadata)
-    except (TypeError, ValueError) as error:
-        raise InputError(describe("a checkpoint's metadata must be JSON", got=f"'{error}'")) from error
 
 
 def _find_scratch(location: CheckpointLocation, processes: Processes) -> None:

@@ -59,7 +59,11 @@ def load_horovod() -> Any:
                 "collectives='horovod' needs Horovod", got="none in this environment", advice="make it with make horovod"
             )
         )
-    built_for = _built_for(Path(spec.origin).with_name("metadata.json"))
+    try:
+        metadata = json.loads(Path(spec.origin).with_name("metadata.json").read_text())
+        built_for = str(metadata.get("tensorflow", "none"))
+    except (OSError, ValueError):
+        built_for = "unknown"
     if built_for != tf.__version__:
         raise InputError(
             describe("Horovod was built for another TensorFlow", got=built_for, expected=tf.__version__, advice=MAKE)
@@ -76,13 +80,6 @@ def load_horovod() -> Any:
         names = " and ".join(libraries)
         raise InputError(describe("Horovod was built for another MPI than mpi4py", got=names, expected="one", advice=MAKE))
     return hvd
-
-
-def _built_for(metadata: Path) -> str:
-    try:
-        return str(json.loads(metadata.read_text()).get("tensorflow", "none"))
-    except (OSError, ValueError):
-        return "unknown"
 
 
 def mpi_libraries(maps: Path = Path("/proc/self/maps")) -> list[str]:

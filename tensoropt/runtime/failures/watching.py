@@ -98,14 +98,10 @@ class ThreadProgress:
         for thread in threading.enumerate():
             # TensorFlow's threads that have called Python are there as dummies.
             if thread.ident != self._thread and thread.native_id and not isinstance(thread, threading._DummyThread):
+                # Linux's clock of a thread's CPU time. pthread_getcpuclockid would crash for a thread that has ended.
                 with contextlib.suppress(OSError):  # it has ended
-                    times_s[thread.native_id] = time.clock_gettime(_cpu_clock(thread.native_id))
+                    times_s[thread.native_id] = time.clock_gettime(~thread.native_id << 3 | 6)
         return times_s
-
-
-def _cpu_clock(native_id: int) -> int:
-    """Return Linux's clock of a thread's CPU time. pthread_getcpuclockid would crash for a thread that has ended."""
-    return ~native_id << 3 | 6
 
 
 def _instructions(frame: FrameType | None) -> tuple[tuple[int, int], ...]:

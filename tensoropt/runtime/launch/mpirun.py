@@ -46,12 +46,6 @@ def find_mpirun() -> Path:
     return Path(path)
 
 
-def is_open_mpi(mpirun: Path) -> bool:
-    """Return whether this mpirun takes Open MPI's options."""
-    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False)
-    return "Open MPI" in version.stdout
-
-
 def usable_cores() -> list[frozenset[int]]:
     """Return the cores that this process may use, each as the CPU numbers of its hardware threads."""
     cpus_allowed = os.sched_getaffinity(0)
@@ -101,7 +95,9 @@ def mpirun_command(
     """
     mpirun = find_mpirun()
     n_hosts = len(hosts) or hosts_of_allocation(environ)
-    options = mpirun_options(-(-n_ranks // n_hosts), len(usable_cores())) if is_open_mpi(mpirun) else []
+    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False)
+    is_open_mpi = "Open MPI" in version.stdout
+    options = mpirun_options(-(-n_ranks // n_hosts), len(usable_cores())) if is_open_mpi else []
     return [str(mpirun), "-n", str(n_ranks), *host_options(hosts, environ), *options, sys.executable, *program]
 
 

@@ -56,7 +56,10 @@ class StageState:
     runs_before: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _add_in_one_order()
+        # TensorFlow mustn't merge additions: AddN starts with whichever operand's memory becomes free first. Replicas that are
+        # computed on each rank would differ in the last bit from run to run, and drift apart.
+        if tf.config.optimizer.get_experimental_options().get("arithmetic_optimization", True):
+            tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
         if self.first is not None:
             self.variables = self.first.variables  # what this one adds, others share, too
             self.optimizers.update(self.first.optimizers)
@@ -170,12 +173,3 @@ def _started(optimizer: Optimizer, shards: Shards) -> RunningOptimizer:
 
     assert isinstance(optimizer, KerasOptimizer)
     return RunningKeras(optimizer, shards)
-
-
-def _add_in_one_order() -> None:
-    """Keep TensorFlow from merging additions: AddN starts with whichever operand's memory becomes free first.
-
-    Replicas that are computed on each rank would differ in the last bit from run to run, and drift apart.
-    """
-    if tf.config.optimizer.get_experimental_options().get("arithmetic_optimization", True):
-        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})

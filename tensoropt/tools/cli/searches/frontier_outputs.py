@@ -93,22 +93,19 @@ def check_outputs(files: Mapping[str, Path | None], read: Sequence[str | Path]) 
         if other != argument:
             raise InputError(f"{other} and {argument} name the same file; give each its own")
     if "--plot" in outputs:
-        _check_picture(outputs["--plot"])
+        file = outputs["--plot"]
+        try:
+            from matplotlib.backends.backend_agg import FigureCanvasAgg
+        except ImportError as error:
+            raise InputError("--plot needs Matplotlib; install it: pip install matplotlib") from error
+        kinds = FigureCanvasAgg.get_supported_filetypes()
+        if file.suffix.lower().removeprefix(".") not in kinds:
+            suffixes = ", ".join(sorted(kinds))
+            raise InputError(f"picture '{file}' has a suffix that Matplotlib doesn't know; expected one of {suffixes}")
     if "--report" in outputs:
         from ....report.pages.page import library
 
         library()
-
-
-def _check_picture(file: Path) -> None:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-    except ImportError as error:
-        raise InputError("--plot needs Matplotlib; install it: pip install matplotlib") from error
-    kinds = FigureCanvasAgg.get_supported_filetypes()
-    if file.suffix.lower().removeprefix(".") not in kinds:
-        suffixes = ", ".join(sorted(kinds))
-        raise InputError(f"picture '{file}' has a suffix that Matplotlib doesn't know; expected one of {suffixes}")
 
 
 def write_frontier(
