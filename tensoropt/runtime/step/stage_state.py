@@ -56,8 +56,8 @@ class StageState:
     runs_before: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # TensorFlow mustn't merge additions: AddN starts with whichever operand's memory becomes free first. Replicas that are
-        # computed on each rank would differ in the last bit from run to run, and drift apart.
+        # TensorFlow mustn't merge additions: AddN starts with whichever operand's memory becomes free first. Replicas, which
+        # each rank computes, would differ in the last bit from run to run, and drift apart.
         if tf.config.optimizer.get_experimental_options().get("arithmetic_optimization", True):
             tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
         if self.first is not None:
