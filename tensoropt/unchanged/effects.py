@@ -87,15 +87,19 @@ def share_streams(processes: Processes) -> None:
         sys.stdout.flush()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.stderr = Kept(sys.stderr, "")
-        emit = logging.StreamHandler.emit
-
-        def emit_own(handler: Any, record: logging.LogRecord) -> None:  # without the script's warnings, which rank 0 has
-            is_own = record.levelno >= logging.ERROR or record.name.startswith("tensoropt")
-            if is_own or handler.stream not in (sys.stderr, sys.__stderr__):
-                emit(handler, record)
-
-        logging.StreamHandler.emit = emit_own  # type: ignore[method-assign]
+        logging.StreamHandler.emit = _emitting(logging.StreamHandler.emit)  # type: ignore[method-assign]
     sys.stdin = SharedInput(sys.stdin, processes)
+
+
+def _emitting(emit: Callable[..., None]) -> Callable[..., None]:
+    """Return the method by which handlers of logs write, without the script's warnings, which rank 0 writes too."""
+
+    def emit_own(handler: Any, record: logging.LogRecord) -> None:
+        is_own = record.levelno >= logging.ERROR or record.name.startswith("tensoropt")
+        if is_own or handler.stream not in (sys.stderr, sys.__stderr__):
+            emit(handler, record)
+
+    return emit_own
 
 
 class Tagged(io.TextIOBase):
