@@ -18,9 +18,9 @@ from keras import layers
 
 if __name__ == "__main__":  # tests only read the names
     keras.config.set_floatx("float64")
-BATCH, CLASSES = 20, 4
+BATCH, CLASSES = 32, 4  # Keras's own size of a batch: for each other one programs are built again
 DRAWN = np.random.default_rng(3)
-X, Y = DRAWN.normal(size=(60, 16)), DRAWN.integers(0, CLASSES, 60)
+X, Y = DRAWN.normal(size=(3 * BATCH, 16)), DRAWN.integers(0, CLASSES, 3 * BATCH)
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
@@ -45,7 +45,7 @@ def counts(model: keras.Model) -> list[str]:
 class Batches(keras.utils.PyDataset):
     def __init__(self, **keywords: Any) -> None:
         super().__init__(**keywords)
-        self.order = np.arange(60)
+        self.order = np.arange(len(X))
 
     def __len__(self) -> int:
         return 3
@@ -77,7 +77,7 @@ def two_phases_with_callbacks(folder: Path) -> Iterator[Any]:
             self.model.stop_training = epoch == 2
 
     callbacks = [Watching(), keras.callbacks.ModelCheckpoint(folder / "best.keras", save_best_only=True)]
-    history = model.fit(X, Y, batch_size=BATCH, epochs=4, validation_split=0.25, callbacks=callbacks, verbose=0)
+    history = model.fit(X, Y, batch_size=BATCH, epochs=4, validation_split=1 / 3, callbacks=callbacks, verbose=0)
     assert history.model is model and model.history is history and len(history.epoch) == 3
     yield history.history, seen
     yield model.evaluate(X, Y, verbose=0), model.predict(X, verbose=0)
@@ -118,7 +118,7 @@ def all_kinds_of_data(folder: Path) -> Iterator[Any]:
     model = Subclassed()
     model.compile("rmsprop", LOSS, metrics=["accuracy"])
     data = tf.data.Dataset.from_tensor_slices((X, Y))
-    shuffled = data.shuffle(60, seed=1).batch(16).prefetch(2)
+    shuffled = data.shuffle(len(X), seed=1).batch(16).prefetch(2)
     weights = {label: 0.5 + label for label in range(CLASSES)}
     yield model.fit(shuffled, epochs=2, validation_data=(X, Y), class_weight=weights, verbose=0).history
     yield model.fit(generated(), steps_per_epoch=3, epochs=2, shuffle=False, verbose=0).history
@@ -129,7 +129,7 @@ def all_kinds_of_data(folder: Path) -> Iterator[Any]:
     other = Subclassed()
     other.compile("adam", LOSS)
     yield other.fit(generated(), steps_per_epoch=2, shuffle=False, verbose=0).history, other.get_weights()
-    for weighed in ({"class_weight": weights}, {"sample_weight": np.linspace(0.5, 2, 60)}):  # and smaller last batches
+    for weighed in ({"class_weight": weights}, {"sample_weight": np.linspace(0.5, 2, len(X))}):  # and smaller last batches
         yield other.fit(X, Y, batch_size=16, validation_split=0.3, verbose=0, **weighed).history, other.get_weights()
 
 
@@ -144,7 +144,7 @@ def models_that_take_turns(folder: Path) -> Iterator[Any]:
     for _ in range(4):
         made = generator.predict(np.random.normal(size=(BATCH, 8)), verbose=0)
         critic.trainable = True
-        yield critic.train_on_batch(np.concatenate([X[np.random.randint(0, 60, BATCH)], made]), np.repeat([1.0, 0.0], BATCH))
+        yield critic.train_on_batch(np.concatenate([X[np.random.choice(len(X), BATCH)], made]), np.repeat([1.0, 0.0], BATCH))
         critic.trainable = False
         yield both.train_on_batch(np.random.normal(size=(BATCH, 8)), np.ones(BATCH))
     critic.compile("adam", "binary_crossentropy")  # of what isn't trainable, nor is once Keras has traced that
@@ -159,7 +159,7 @@ def folds(folder: Path) -> Iterator[Any]:
         keras.backend.clear_session()
         model = keras.Model(x := keras.Input((16,)), layers.Dense(CLASSES, name="class")(layers.Dense(128, "relu")(x)))
         model.compile(keras.optimizers.Adam(1e-2), {"class": LOSS}, metrics={"class": ["accuracy"]})
-        is_trained = np.arange(60) % 2 != fold
+        is_trained = np.arange(len(X)) % 2 != fold
         yield model.fit(X[is_trained], Y[is_trained], batch_size=10, epochs=2, verbose=0).history
         yield model.evaluate(X[~is_trained], Y[~is_trained], verbose=0)
 
@@ -312,14 +312,14 @@ def one_optimizer_for_two_phases(folder: Path) -> Iterator[Any]:
 
 
 def layers_that_models_share(folder: Path) -> Iterator[Any]:
-    """Train an autoencoder, and a classifier by the same encoder; export what was trained."""
+    """Train an autoencoder with a smaller last batch, and a classifier by the same encoder; export what was trained."""
     encoder = keras.Sequential([inputs := keras.Input((16,)), layers.Dense(64, "relu"), layers.Dense(8)])
     autoencoder = keras.Model(inputs, layers.Dense(16)(encoder(inputs)))
     classes = keras.Model(inputs, layers.Dense(CLASSES)(encoder(inputs)))
     autoencoder.compile("adam", "mse")
     classes.compile("adam", LOSS, metrics=["accuracy"])
     for _ in range(2):
-        yield autoencoder.fit(X, X, batch_size=BATCH, verbose=0).history, encoder.predict(X, verbose=0)
+        yield autoencoder.fit(X[:71], X[:71], batch_size=BATCH, verbose=0).history, encoder.predict(X, verbose=0)
         yield classes.fit(X, Y, batch_size=BATCH, verbose=0).history, autoencoder.evaluate(X, X, verbose=0)
     classes.export(folder / "exported", verbose=False)
     loaded = tf.saved_model.load(str(folder / "exported"))  # which has the variables
@@ -328,7 +328,7 @@ def layers_that_models_share(folder: Path) -> Iterator[Any]:
 
 def masks(folder: Path) -> Iterator[Any]:
     """Classify texts of several lengths, and tag each of their words."""
-    words = DRAWN.integers(1, 30, (60, 10)) * (np.arange(10) < DRAWN.integers(3, 11, (60, 1)))
+    words = DRAWN.integers(1, 30, (len(X), 10)) * (np.arange(10) < DRAWN.integers(3, 11, (len(X), 1)))
     model = keras.Sequential([layers.Embedding(30, 16, mask_zero=True), layers.LSTM(16), layers.Dense(CLASSES)])
     model.compile("adam", LOSS, metrics=["accuracy"])
     yield model.fit(words, Y, batch_size=BATCH, epochs=2, verbose=0).history, model.predict(words, verbose=0)
