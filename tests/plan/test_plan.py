@@ -82,7 +82,7 @@ def test_saving_leaves_one_whole_file(planned, tmp_path):
      ("frontier", "[" * 100_000, "is not whole JSON"),
      ("frontier", "[1]", "is not a frontier: got format 'list', expected 'tensoropt/frontier'"),
      ("frontier", '{"format": "tensoropt/plan", "version": 1}', "'tensoropt/plan', expected 'tensoropt/frontier'"),
-     ("frontier", '{"format": "tensoropt/frontier", "version": 8}', "has version 8, expected 9"),
+     ("frontier", '{"format": "tensoropt/frontier", "version": 9}', "has version 9, expected 10"),
      ("frontier", '{"format": "tensoropt/frontier", "version": 10}', "is damaged (KeyError: 'checksum')")],
 )  # fmt: skip
 def test_files_that_are_no_plans_or_frontiers(tmp_path, kind, text, said):
