@@ -143,6 +143,7 @@ class WeightedPass:
         self.folds = shares is None or shares.is_even
         self.moves: Moves = {}  # how much each bucket's share must grow for all buckets to agree
         self.found: Least | None = None
+        self._results: set[int] = set()  # of the eliminations through which marginals are being found
         self.setting, self.plan, self.weights = setting, setting.plan, weights
         self.tables: list[Floats] = [np.empty(0)] * len(self.plan.shapes)
         for number, costs in enumerate(self.plan.costs):

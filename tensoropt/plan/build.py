@@ -17,8 +17,9 @@ from ..ir.graph import Operator, Tensor
 from ..reschedule.layout import Layout, is_view
 from ..reschedule.mesh import Mesh
 from ..rules.config_arrays import ConfigArrays
+from ..rules.configs import configs
 from ..rules.registry import rule_of
-from ..rules.rule import Config, Interface, OperandSharding, Rule, configs
+from ..rules.rule import Config, Interface, OperandSharding, Rule
 from ..sharding.consumers import Consumer, consumers_of, passes_to, sharding_of
 from ..sharding.model import Model
 from ..sharding.propagation import chosen_in_order

@@ -6,6 +6,9 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 from ..ir.graph import GRADIENT, Gradients, Graph, Tensor
+from ..ir.micro_batching import MicroBatch
+from ..sharding.micro_batches import SUM
+from ..sharding.strategy import StrategyView
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +53,12 @@ def trained_rows(graph: Graph, gradients: Gradients) -> set[str]:
     """Return the names of what lookups find in variables that gradients are taken of and that are updated by rows."""
     lookups = [name for variable in gradients.variables for name in graph.lookups.get(variable, ())]
     return {graph.operators[name].result.name for name in lookups}
+
+
+def lies_as_it_would(view: StrategyView, tensor: Tensor, micro_batch: MicroBatch) -> bool:
+    """Return whether a rank's shards of all micro-batches, joined, are its shard of the tensor of the whole batch."""
+    dimension = micro_batch.micro_batching.forms[tensor.name]
+    if dimension == SUM:
+        return True
+    split = view.layout(tensor).splits[dimension]
+    return view.strategy.mesh.size_of(split) == micro_batch.n_shares and split == tuple(sorted(split))

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from ..ir.graph import GRADIENT, SOURCES, Gradients, Operator, Tensor, TrainStep
 from ..ir.micro_batching import MicroBatch
 from ..sharding.consumers import HYPERPARAMETER, LOSS
-from ..sharding.micro_batches import SUM as IS_SUM
 from ..sharding.resharding import PathFinder
 from ..sharding.strategy import StrategyView
 from .deferral import divided
-from .fetch import Fetch, all_of, backward_passes_of, operators_of, trained_rows, trained_tensors
+from .fetch import Fetch, all_of, backward_passes_of, lies_as_it_would, operators_of, trained_rows, trained_tensors
 from .forward import ForwardPass, results_of
 from .gradient_flow import GradientFlow
 from .stage_ends import NOTHING_CROSSES, StageEnds, add_gradients_ahead, fed_gradients, send, send_ahead, sent_back
@@ -281,7 +280,7 @@ class _Step:
                 self._resharded_loss(gradients)
             for site, parts in joined.items():
                 tensor = self.graph.tensors[site.name]
-                is_local = site.kind == LOCAL and self._lies_as_it_would(tensor, micro_batch)
+                is_local = site.kind == LOCAL and lies_as_it_would(self.view, tensor, micro_batch)
                 parts.append(self._pass.own(self._pass.operand(Site(LOCAL if is_local else GLOBAL, site.name), tensor)))
             send(self.ends.sent, self._pass, micro_batching.n)
             n_forward = len(self.tasks)
@@ -315,14 +314,6 @@ class _Step:
             self.tasks += sent_back(self._pass, self._taken[name], returned, name)
         self._train([self.graph.train_steps[name] for name in self.fetch.train_steps], rows)
         return fetched
-
-    def _lies_as_it_would(self, tensor: Tensor, micro_batch: MicroBatch) -> bool:
-        """Return whether a rank's shards of all micro-batches, joined, are its shard of the tensor of the whole batch."""
-        dimension = micro_batch.micro_batching.forms[tensor.name]
-        if dimension == IS_SUM:
-            return True
-        split = self.view.layout(tensor).splits[dimension]
-        return self.view.strategy.mesh.size_of(split) == micro_batch.n_shares and split == tuple(sorted(split))
 
     # The backward pass
 

@@ -105,7 +105,7 @@ class FrontierRows:
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether all points are those of one search of a model that isn't cut."""
+        """Whether each point has the plan of its own number in the one search there is, of a model that isn't cut."""
         return len(self.value["searches"]) == 1 and not any("plan" in point for point in self.points)
 
     @cached_property

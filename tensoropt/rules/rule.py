@@ -15,10 +15,9 @@ In a pattern, ``1`` is a dimension that isn't split, and ``(a b)`` is one in whi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
-from itertools import chain, combinations_with_replacement, groupby, product
 from typing import Any
 
 from ..ir.graph import Operator
@@ -28,7 +27,6 @@ from ..reschedule.mesh import Mesh
 
 Dims = tuple[tuple[str, ...], ...]
 NONE = ""
-EXHAUSTIVE_AXES = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -365,26 +363,6 @@ def why_invalid(rule: Rule, config: Config) -> str:
     return ""
 
 
-def configs(rule: Rule, mesh: Mesh) -> tuple[Config, ...]:
-    """Return all valid configs of a rule on a mesh.
-
-    On more than ``EXHAUSTIVE_AXES`` axes, only those that assign a contiguous group of axes to each factor.
-    """
-    names = (NONE, *rule.splittable, *(f"+{i}" for i in range(len(rule.linear))))
-    n_axes = len(mesh.sizes)
-    assignments = product(names, repeat=n_axes) if n_axes <= EXHAUSTIVE_AXES else _contiguous(names, n_axes)
-    choices = (Config(mesh, assignment) for assignment in assignments)
-    return tuple(config for config in choices if not why_unsearched(rule, config))
-
-
-def configs_by_degrees(rule: Rule, mesh: Mesh) -> tuple[Config, ...]:
-    """Return a valid config of a rule for each choice of its factors' degrees, which are all that compute depends on."""
-    names = (NONE, *rule.splittable, *(f"+{i}" for i in range(len(rule.linear))))
-    of_equal = [combinations_with_replacement(names, len([*axes])) for _, axes in groupby(mesh.sizes)]
-    choices = (Config(mesh, tuple(chain.from_iterable(parts))) for parts in product(*of_equal))
-    return tuple(config for config in choices if not why_unsearched(rule, config))
-
-
 def why_unsearched(rule: Rule, config: Config) -> str:
     """Return the reason why no search considers a config, or an empty string if searches do.
 
@@ -393,13 +371,3 @@ def why_unsearched(rule: Rule, config: Config) -> str:
     if rule.spread and not config.used_axes and 1 < config.mesh.n_devices <= rule.extents[rule.spread]:
         return _SPREAD.format(rule.spread)
     return why_invalid(rule, config)
-
-
-def _contiguous(names: tuple[str, ...], n_axes: int, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the assignments that give each name one contiguous group of axes, in the order of ``itertools.product``."""
-    if n_axes == len(before):
-        yield before
-        return
-    for name in names:
-        if name not in before or name == before[-1]:
-            yield from _contiguous(names, n_axes, (*before, name))

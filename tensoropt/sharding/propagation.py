@@ -13,8 +13,9 @@ from dataclasses import replace
 from ..ir.graph import Graph, Operator
 from ..reschedule.layout import Layout
 from ..reschedule.mesh import Mesh
+from ..rules.configs import configs
 from ..rules.registry import rule_of
-from ..rules.rule import NONE, Config, Rule, configs, interface_of, why_invalid
+from ..rules.rule import NONE, Config, Rule, interface_of, why_invalid
 from .consumers import as_copy, consumers_of, sharding_of, shareable_copies
 from .model import Model
 from .strategy import Copy, Strategy

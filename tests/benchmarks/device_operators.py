@@ -71,8 +71,9 @@ def works(model: str, hardware: Hardware, degrees: Sequence[int]) -> Iterator[di
     from tensoropt.costs.operator_costs import costing_of
     from tensoropt.costs.work_items import largest_operand_shapes
     from tensoropt.ir.body import COMPOSITES
+    from tensoropt.rules.configs import configs
     from tensoropt.rules.registry import rule_of
-    from tensoropt.rules.rule import configs, interface_of
+    from tensoropt.rules.rule import interface_of
     from tensoropt.tools.offline import record_named
 
     recorded = record_named(f"zoo:{model}", OPTIMIZER).model

@@ -15,8 +15,9 @@ from tensoropt.frontend.importer import import_graph
 from tensoropt.frontend.tracing.capture import Capture
 from tensoropt.ir.graph import Graph
 from tensoropt.reschedule.mesh import Mesh
+from tensoropt.rules.configs import configs
 from tensoropt.rules.registry import rule_of
-from tensoropt.rules.rule import Config, configs
+from tensoropt.rules.rule import Config
 
 BATCH, TIME, WIDTH, UNITS = 6, 4, 3, 5
 SPECS = [tf.TensorSpec([BATCH, TIME, WIDTH], tf.float64)]

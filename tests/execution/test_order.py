@@ -22,8 +22,8 @@ from tensoropt.lowering.resharding.backends import CommunicatingBackend, Emulate
 from tensoropt.profiling.trace import StepTrace, traced_step
 from tensoropt.program.fetch import Fetch
 from tensoropt.reschedule.mesh import Mesh
+from tensoropt.rules.configs import configs
 from tensoropt.rules.registry import rule_of
-from tensoropt.rules.rule import configs
 from tensoropt.runtime.collectives.single import SingleCommunicator
 from tensoropt.runtime.engine import Engine
 from tensoropt.runtime.step.functions import Feed

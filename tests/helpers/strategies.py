@@ -23,8 +23,9 @@ from tensoropt.program.orders.schedule import PLAIN, StepOrder
 from tensoropt.reschedule.layout import Layout, Shape, axes_text
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import Path, StepCosts, cheapest_path
+from tensoropt.rules.configs import configs
 from tensoropt.rules.registry import rule_of
-from tensoropt.rules.rule import Config, configs, why_invalid
+from tensoropt.rules.rule import Config, why_invalid
 from tensoropt.runtime.engine import Engine
 from tensoropt.runtime.step.functions import Feed
 from tensoropt.runtime.step.parts import StageView

@@ -59,7 +59,7 @@ def least_without() -> int:
 
 @cache
 def probe(count: int, *sizes: int) -> Frontier:
-    """What a probe finds for the least memory in so many stages, of layers of such sizes."""
+    """Return what a probe finds for the least memory in ``count`` stages of a model of layers of these sizes."""
     return least_in_stages(request(model=zoo.record(partial(layers, *sizes) if sizes else layers, "adam").model), 4, count)
 
 

@@ -20,8 +20,8 @@ from tensoropt.profiling.hardware import named
 from tensoropt.program.memory.instructions import Instructions
 from tensoropt.program.memory.liveness import Buffer, Instruction, Peak, peak_of_program
 from tensoropt.program.memory.peak import GRADIENTS, INPUTS, PARAMETERS, SLOTS, peak_of
+from tensoropt.rules.configs import configs
 from tensoropt.rules.registry import rule_of
-from tensoropt.rules.rule import configs
 from tensoropt.sharding.resharding import PathFinder, PlainCosts
 from tensoropt.sharding.strategy import Strategy, StrategyView
 

@@ -17,8 +17,9 @@ from tensoropt.plan.plan import Plan
 from tensoropt.plan.record import PlannedOperator
 from tensoropt.plan.stage_plan import StagePlan
 from tensoropt.profiling.hardware import Hardware
+from tensoropt.rules.configs import configs
 from tensoropt.rules.registry import rule_of
-from tensoropt.rules.rule import configs, why_invalid
+from tensoropt.rules.rule import why_invalid
 from tensoropt.search.candidates.plan_points import frontier_of_whole
 from tensoropt.search.frontiers.find_frontier import searched
 from tensoropt.search.options import find_answer

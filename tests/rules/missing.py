@@ -32,8 +32,9 @@ from tensoropt.ir.graph import Tensor
 from tensoropt.lowering import operators
 from tensoropt.reschedule.layout import Layout, block_bounds
 from tensoropt.reschedule.mesh import Mesh
+from tensoropt.rules.configs import configs
 from tensoropt.rules.registry import rule_of
-from tensoropt.rules.rule import configs, interface_of
+from tensoropt.rules.rule import interface_of
 
 WHOLE, SUMMANDS = "-", "+"
 

@@ -10,8 +10,9 @@ import pytest
 from tensoropt.reschedule.cheapest.layout_numbers import LayoutNumbers
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules.config_arrays import ConfigArrays, Interfaces
+from tensoropt.rules.configs import configs
 from tensoropt.rules.registry import rule_of
-from tensoropt.rules.rule import configs, interface_of
+from tensoropt.rules.rule import interface_of
 from tensoropt.rules.shardings import Shardings, first_seen
 
 from .cases import CASES

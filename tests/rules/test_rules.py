@@ -24,8 +24,9 @@ from tensoropt.ir.body import COMPOSITES, VALUE_SHAPED
 from tensoropt.lowering import operators
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.rules import registry
+from tensoropt.rules.configs import configs
 from tensoropt.rules.registry import _RULES, rule_of
-from tensoropt.rules.rule import Config, Interface, OperandSharding, Rule, configs, interface_of
+from tensoropt.rules.rule import Config, Interface, OperandSharding, Rule, interface_of
 from tensoropt.sharding.resharding import inner_reshardings
 
 from .case import Case

@@ -22,8 +22,9 @@ from tensoropt.profiling.compute import cpu_name
 from tensoropt.profiling.hardware import Hardware, named
 from tensoropt.profiling.store import FILE, Store
 from tensoropt.reschedule.mesh import Mesh
+from tensoropt.rules.configs import configs
 from tensoropt.rules.registry import rule_of
-from tensoropt.rules.rule import Config, configs
+from tensoropt.rules.rule import Config
 from tensoropt.runtime.measuring.operator_timer import OperatorTimer, OperatorTrial, Timed
 from tensoropt.runtime.ranks import Processes
 from tensoropt.search.baselines import data_parallel

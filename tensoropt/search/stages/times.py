@@ -27,8 +27,8 @@ from ...program.orders.fast_makespan import PassTimes, Transfers, step_us
 from ...program.orders.schedule import ONE_FORWARD_ONE_BACKWARD, tried_orders
 from ...reschedule.mesh import Mesh
 from ...rules.config_arrays import ConfigArrays
+from ...rules.configs import configs_by_degrees
 from ...rules.registry import rule_of
-from ...rules.rule import configs_by_degrees
 from ...sharding.model import Model
 from ...sharding.stages import Crossing, Stages
 from .placement import Block

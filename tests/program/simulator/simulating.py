@@ -22,7 +22,8 @@ from tensoropt.program.simulator.step_graph import StepGraph, step_graph
 from tensoropt.program.simulator.timeline import StepTimeline, additive_ns, timeline_of
 from tensoropt.program.simulator.topology_network import TopologyNetwork, network_of
 from tensoropt.reschedule.mesh import Mesh
-from tensoropt.rules.rule import Config, OperandSharding, configs
+from tensoropt.rules.configs import configs
+from tensoropt.rules.rule import Config, OperandSharding
 from tensoropt.search.flexflow.simulated_position import Event
 from tensoropt.sharding.consumers import consumers_of, sharding_of, shareable_copies
 from tensoropt.sharding.model import Model

@@ -24,8 +24,9 @@ from tensoropt.profiling.hardware import named
 from tensoropt.profiling.hardware_costs import OperatorCosts
 from tensoropt.profiling.work import Measured, WorkItem
 from tensoropt.rules.config_arrays import ConfigArrays
+from tensoropt.rules.configs import configs, configs_by_degrees
 from tensoropt.rules.registry import rule_of
-from tensoropt.rules.rule import configs, configs_by_degrees, interface_of
+from tensoropt.rules.rule import interface_of
 from tensoropt.sharding.model import Model
 from tensoropt.sharding.strategy import is_rematerializable, may_be_rematerialized_at_all
 
