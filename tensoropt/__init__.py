@@ -54,8 +54,8 @@ def init(hardware: Hardware | str | None = None, seed: int | None = None, *, bat
 
     >>> import tensoropt
     >>> session = tensoropt.init(hardware="v100-1x2", seed=1)
-    >>> session.hardware.name, session.processes.rank
-    ('v100-1x2', 0)
+    >>> session.hardware.name, session.processes.rank, tensoropt.current_session() is session
+    ('v100-1x2', 0, True)
 
     Args:
         hardware: the hardware to plan for, instead of measuring it: an object, a cluster's name, or a file.
@@ -189,11 +189,14 @@ def parallelize(
     model itself stays as it is. A model that is compiled already is taken as it is compiled if none of them is given, with
     its own ``train_step``, ``test_step``, ``compute_loss`` and the like.
 
-    >>> import keras, numpy as np, tensoropt
+    >>> import keras, numpy as np, tempfile, tensoropt
     >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
     >>> trainer = tensoropt.parallelize(model, "sgd", "mse", batch_size=4, cluster="v100-1x1", verbose=0)
-    >>> history = trainer.fit(np.ones((8, 8)), np.ones((8, 1)), batch_size=4, epochs=2, verbose=0).history["loss"]
-    >>> history[1] < history[0]
+    >>> first, second = trainer.fit(np.ones((8, 8)), np.ones((8, 1)), epochs=2, verbose=0).history["loss"]
+    >>> trainer.save(path := tempfile.mkdtemp() + "/ckpt")
+    >>> trainer.load(path)
+    >>> (third,) = trainer.fit(np.ones((8, 8)), np.ones((8, 1)), epochs=3, verbose=0).history["loss"]
+    >>> third < second < first
     True
 
     Args:
@@ -213,8 +216,7 @@ def parallelize(
         others: must be empty; an argument of ``keras.Model.compile`` that a plan can't follow is refused with a sentence.
 
     Returns:
-        A :class:`~tensoropt.trainer.trainer.Trainer`, which trains as a Keras model does (``fit``, ``evaluate``,
-        ``predict``, ``save``, ``load``, ``export_to``), or for a captured function a
+        A :class:`~tensoropt.trainer.trainer.Trainer`, which trains as a Keras model does, or for a captured function a
         :class:`~tensoropt.trainer.functions.function.FunctionTrainer`.
 
     Raises:

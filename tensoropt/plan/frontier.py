@@ -47,7 +47,7 @@ JOINED = "stages"
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Frontier(CostedPoints, Generic[PointT]):
-    """Points with a plan for each, found or read from a file.
+    """Points with a plan for each, found or read from a file; :func:`tensoropt.find_strategy` has an example.
 
     Attributes:
         points_of: the points.

@@ -23,7 +23,7 @@ from ..report.frontier_rows import COSTS
 from ..report.pages.notebook import plan_html
 from ..report.pages.page import report_name, write_report
 from ..report.pages.plan_page import plan_report
-from ..report.plan_rows import SOURCES, PlanRows, checked_timeline, passes_text
+from ..report.plan_rows import SOURCES, AllStages, PlanRows, checked_timeline, passes_text
 from ..report.sentences import milliseconds
 from ..report.tables import by_stage, stages_table
 from ..reschedule.mesh import Mesh, mesh_of
@@ -36,8 +36,8 @@ FORMAT, VERSION = PLAN
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Plan:
-    """A strategy for a model on a mesh, in one stage or several, with its costs.
+class Plan(AllStages):
+    """A strategy for a model on a mesh, in one stage or several, with its costs; see :func:`tensoropt.load_plan`.
 
     Attributes:
         stages: the stages, in the order in which data passes them; one where the model isn't cut.
@@ -78,6 +78,7 @@ class Plan:
 
     @property
     def parallelism(self) -> int:
+        """The number of devices."""
         return self.mesh.n_devices
 
     @property
@@ -125,16 +126,6 @@ class Plan:
     def overlap_time_us(self) -> float:
         """The overlap, in which network and compute run at the same time, of the devices of which it is longest."""
         return self._most("overlap_time_us")
-
-    @property
-    def n_split_operators(self) -> int:
-        """The number of operators that use some mesh axis of their stage."""
-        return sum(stage.n_split_operators for stage in self.stages)
-
-    @property
-    def n_collectives(self) -> int:
-        """The number of collectives of all stages in a step."""
-        return sum(stage.n_collectives for stage in self.stages)
 
     @property
     def splits_nothing(self) -> bool:

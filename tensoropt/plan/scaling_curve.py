@@ -81,7 +81,7 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class Curve:
-    """The least time per step against the number of devices.
+    """The least time per step against the number of devices; :func:`tensoropt.find_strategy` has an example.
 
     Attributes:
         points: one per parallelism, kind of hardware and batch.

@@ -168,8 +168,24 @@ def peak_of(value: Row) -> Row | None:
     return peak
 
 
+class AllStages:
+    """What is counted over all stages, of a plan as of its JSON value."""
+
+    stages: Any
+
+    @property
+    def n_split_operators(self) -> int:
+        """The number of operators that use some mesh axis of their stage."""
+        return sum(stage.n_split_operators for stage in self.stages)
+
+    @property
+    def n_collectives(self) -> int:
+        """The number of collectives of all stages in a step."""
+        return sum(stage.n_collectives for stage in self.stages)
+
+
 @dataclass(frozen=True, eq=False)
-class PlanRows:
+class PlanRows(AllStages):
     """A plan's JSON value; a damaged one raises whatever error it leads to.
 
     Attributes:
@@ -229,15 +245,6 @@ class PlanRows:
     def device_bytes(self) -> int | None:
         """The memory of the device that the plan was found for; None if the plan doesn't know it."""
         return device_bytes_of(self.value["assumed"])
-
-    @property
-    def n_split_operators(self) -> int:
-        """The number of operators that use some mesh axis of their stage."""
-        return sum(stage.n_split_operators for stage in self.stages)
-
-    @property
-    def n_collectives(self) -> int:
-        return sum(stage.n_collectives for stage in self.stages)
 
     @property
     def summary(self) -> str:

@@ -38,6 +38,11 @@ def find_strategy(
     >>> plan = tensoropt.find_strategy(memory="1GB", force={"MatMul": {"m": 2}}, verbose=0)
     >>> plan.parallelism, plan.needed_bytes < 1e9, [str(op.config) for op in plan.operators if op.type == "MatMul"]
     (2, True, ['m:a'])
+    >>> plan.frontier.fastest().time_us <= plan.frontier.at(memory="1GB").time_us <= plan.frontier.smallest().time_us
+    True
+    >>> curve = tensoropt.find_strategy("profiling", parallelism=[1, 2], verbose=0)
+    >>> [(point.parallelism, point.fits) for point in curve.points]
+    [(1, True), (2, True)]
 
     Args:
         option: ``mini_time``: least time within the memory limit; ``mini_parallelism``: fewest devices that fit;
@@ -133,6 +138,9 @@ def run(fetches: Any, feed_dict: Mapping[Any, Any] | None = None) -> Any:
         fetches: tensors, operations, names, or nested structures of them. Every rank gets global values; a fetch that is
             wrapped in :func:`local` gives this rank's shard.
         feed_dict: full batches on every rank, or this rank's share wrapped in :func:`local`.
+
+    Raises:
+        InputError: nothing is built, a key, a shape or a type isn't the model's, or ranks feed different batches.
     """
     from .session import current_session
 

@@ -16,7 +16,19 @@ from .session import current_session
 
 
 class RecordingOptimizer:
-    """The base of the recording optimizers; use :class:`GradientDescentOptimizer` and its siblings."""
+    """Record training steps; use :class:`GradientDescentOptimizer`, :class:`MomentumOptimizer` or :class:`AdamOptimizer`.
+
+    >>> import tensoropt
+    >>> session = tensoropt.init(hardware="v100-1x1", seed=1)
+    >>> w = tensoropt.get_variable("w", [4])
+    >>> (gradient,) = tensoropt.gradients(tensoropt.reduce_sum(w**2), [w])
+    >>> tensoropt.MomentumOptimizer(0.1).apply_gradients([(tensoropt.clip_by_norm(gradient, 1.0), w)]).name
+    'Momentum'
+
+    Raises:
+        InputError: a hyperparameter isn't a number or a recorded scalar; later, a loss isn't a recorded scalar of floating
+            point, or there is no variable or no gradient to train by.
+    """
 
     kind = ""
     default_name = ""
@@ -80,7 +92,7 @@ class RecordingOptimizer:
 
 
 def gradients(ys: Any, xs: Any, grad_ys: Any = None, *arguments: Any, **named: Any) -> list[Gradient]:
-    """Record gradients like ``tf.gradients``, of which those with respect to variables are taken under the plan."""
+    """Record gradients like ``tf.gradients``, those of variables under the plan; see :class:`RecordingOptimizer`."""
     recording = current_session().recording_for("gradients")
     variables = xs if isinstance(xs, (list, tuple)) else [xs]
     plain = grad_ys is None and not any(arguments) and not any(named.values())
@@ -89,7 +101,7 @@ def gradients(ys: Any, xs: Any, grad_ys: Any = None, *arguments: Any, **named: A
 
 
 class GradientDescentOptimizer(RecordingOptimizer):
-    """The counterpart of ``tf.compat.v1.train.GradientDescentOptimizer``, with a default learning rate."""
+    """Record updates of ``tf.compat.v1.train.GradientDescentOptimizer``, with a default learning rate."""
 
     kind, default_name = "sgd", "GradientDescent"
 
@@ -98,7 +110,7 @@ class GradientDescentOptimizer(RecordingOptimizer):
 
 
 class MomentumOptimizer(RecordingOptimizer):
-    """The counterpart of ``tf.compat.v1.train.MomentumOptimizer``, with default hyperparameters."""
+    """Record updates of ``tf.compat.v1.train.MomentumOptimizer``, with default hyperparameters."""
 
     default_name = "Momentum"
 
@@ -114,7 +126,7 @@ class MomentumOptimizer(RecordingOptimizer):
 
 
 class AdamOptimizer(RecordingOptimizer):
-    """The counterpart of ``tf.compat.v1.train.AdamOptimizer``."""
+    """Record updates of ``tf.compat.v1.train.AdamOptimizer``."""
 
     kind, default_name, numbers = "adam", "Adam", ("beta1", "beta2", "epsilon")
 

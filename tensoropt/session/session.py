@@ -66,10 +66,12 @@ class Session:
 
     @property
     def processes(self) -> Processes:
+        """The ranks of this run, and which of them this process is."""
         return self.context.processes
 
     @property
     def hardware(self) -> Hardware:
+        """The hardware that plans are for by default."""
         return self.context.hardware
 
     @property
@@ -207,7 +209,7 @@ class Session:
         return fetch_plan.restore([ranks[0] if ranks else None for ranks in values])
 
     def statistics(self) -> dict[str, Any]:
-        """Return figures of the built plan, for a training log; every rank must call it."""
+        """Return figures of the built plan, for a training log; every rank must call it. Raise InputError before."""
         if self.execution is None or self._model is None:
             raise InputError("statistics come after build_execution_graph")
         return self.execution.statistics(self._model.graph.parameter_bytes)
@@ -275,7 +277,7 @@ def start(hardware: Hardware | str | None, seed: int | None, batch_size: int | N
 
 
 def current_session() -> Session:
-    """Return the session that ``init`` began; raise InputError if there is none."""
+    """Return the session that :func:`tensoropt.init`, which has an example, began; raise InputError if there is none."""
     if _stand_in is not None:
         return _stand_in
     if _current is None:

@@ -42,7 +42,7 @@ from .variables.live import Live, own_values
 
 
 class Trainer(Planned, LiveModel):
-    """A Keras model that trains on all ranks under a plan.
+    """A Keras model that trains on all ranks under a plan; :func:`tensoropt.parallelize` has an example.
 
     Every rank makes the same calls, except in callbacks, which run on rank 0 only.
 

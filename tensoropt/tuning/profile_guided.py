@@ -105,7 +105,8 @@ class MeasuredSearch:
             operators = self._next_operators(plans[0], is_first=not has_measured)
             if not has_measured or measured_s <= self.budget_s:
                 return operators
-            if self._unmeasured_of_plan(plans[0]):
+            parts = parts_of(plans[0])
+            if self._unmeasured(parts, self._least_worth_us(parts)):
                 plans[:] = [self.search(MeasuredOperators(self.store.measured, is_cautious=True))]
             return []
 
@@ -150,7 +151,7 @@ class MeasuredSearch:
         """
         parts = parts_of(plan)
         least_us = self._least_worth_us(parts)
-        of_plan = self._unmeasured_of_plan(plan)
+        of_plan = self._unmeasured(parts, least_us)
         if is_first or not of_plan:
             keys = {self._work_items[operator].key for operator, _ in of_plan}
             fastest = plan.frontier.fastest_without_stages(self.limit_bytes) if len(plan.stages) > 1 else None
@@ -159,10 +160,6 @@ class MeasuredSearch:
             others = self._unmeasured([*uncut, *baselines], least_us)
             of_plan += [pair for pair in others if self._work_items[pair[0]].key not in keys]
         return of_plan or self._unmeasured(parts_of_points(plan.frontier), least_us)
-
-    def _unmeasured_of_plan(self, plan: Plan) -> _Queue:
-        parts = parts_of(plan)
-        return self._unmeasured(parts, self._least_worth_us(parts))
 
     def _unmeasured(self, parts: Iterable[PlannedPart], least_us: float = 0.0) -> _Queue:
         by_key: dict[str, tuple[_Operator, float]] = {}

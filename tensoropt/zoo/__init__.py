@@ -1,11 +1,12 @@
 """The models of the papers at the papers' sizes, recorded without allocating anything.
 
 Each is a function over TensorFlow's names with its sizes as keyword arguments, the papers' by default. It records into the
-default graph, which after :func:`tensoropt.init` is the session's, and returns the loss, a scalar::
+default graph, which after :func:`tensoropt.init` is the session's, and returns the loss, a scalar:
 
-    tensoropt.init()
-    loss = tensoropt.zoo.vgg16(batch=32)
-    tensoropt.GradientDescentOptimizer().minimize(loss)
+>>> import tensoropt
+>>> session = tensoropt.init(hardware="v100-1x1", seed=1)
+>>> tensoropt.zoo.lenet5(batch=32).shape
+TensorShape([])
 
 Left out everywhere: dropout, moving averages of batch statistics, weight decay, and label smoothing, none of which a plan
 depends on. Where a paper leaves a size open, the function's docstring says what was chosen and why.

@@ -76,7 +76,7 @@ class CapturedFunction(Objective):
 
 
 class FunctionTrainer(Planned):
-    """A captured function that trains on all ranks under a plan. Every rank makes the same calls.
+    """A captured function that trains on all ranks, as :func:`tensoropt.capture` shows; every rank makes the same calls.
 
     Attributes:
         captured: the function; its variables are those that are trained.
