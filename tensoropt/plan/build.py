@@ -32,7 +32,7 @@ from ..sharding.resharding import (
     row_reshardings,
     update_reshardings,
 )
-from ..sharding.strategy import Strategy, StrategyView
+from ..sharding.strategy import MADE_AGAIN, Strategy, StrategyView
 from .record import PlannedOperator, PlannedResharding, ReshardedCopy
 from .stage_plan import StagePlan
 
@@ -64,11 +64,9 @@ class CostEntry(ReshardedCopy):
         paths = path_finder.paths(self.resharding)
         if paths.is_free:
             return None
-        is_regathered = self.is_regathered and bool(paths.forward.steps)
         values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(ReshardedCopy)}
-        is_with_source = self.is_regathered_with_source and is_regathered
         return PlannedResharding(
-            **{**values, "is_regathered": is_regathered, "is_regathered_with_source": is_with_source},
+            **values,
             sharding=self.resharding.sharding,
             forward=paths.forward,
             backward=paths.backward,
@@ -76,7 +74,7 @@ class CostEntry(ReshardedCopy):
             reduction=self.resharding.reduction,
             copy_bytes=self.copy_bytes,
             n_passes=self.resharding.n_passes if paths.backward is not None else 1,
-            regathering_us=path_finder.forward_ns(self.resharding) * self.n_runs / 1e3 if is_regathered else 0.0,
+            regathering_us=path_finder.forward_ns(self.resharding) * self.n_runs / 1e3 if self.is_regathered else 0.0,
         )
 
     def time_ns(self, path_finder: PathFinder) -> int:
@@ -127,17 +125,18 @@ def _entry(
 ) -> CostEntry:
     if (n_passes := len(passes_to(view.backward, consumers))) > 1:
         resharding = replace(resharding, n_passes=n_passes)
-    regathered = view.reads_regathered if is_shared else view.is_regathered
-    operands = [(view.graph.operators[t.name], t.position) for t in consumers if not t.is_step and not t.is_update]
+    users = consumers if view.regathered or view.rematerialized else ()
+    operands = ((view.graph.operators[t.name], t.position) for t in users if not t.is_step and not t.is_update)
+    residuals = [view.residual(*operand) for operand in operands]
     accumulates = view.graph.accumulates(tensor.name)
     return CostEntry(
         tensor=tensor.name,
         consumers=tuple(consumer.name for consumer in consumers),
         resharding=resharding,
         is_shared=is_shared,
-        is_regathered=any(regathered(*operand) for operand in operands),
+        is_regathered=any((of.shared if is_shared else of.copy) == MADE_AGAIN for of in residuals),
         is_read=is_read,
-        is_regathered_with_source=not is_shared and any(view.is_regathered_with_source(*operand) for operand in operands),
+        is_regathered_with_source=not is_shared and any(of.is_with_source for of in residuals),
         n_runs=view.graph.n_runs(tensor.name),
         accumulator_bytes=accumulator_bytes(tensor, resharding) if accumulates else 0,
     )

@@ -77,7 +77,7 @@ class BackwardPass:
         """Return whether a gradient stays at a site, where it is accumulated over micro-batches."""
         if site.kind != OPERAND or site.position == LOSS or self.micro_batch is None:
             return False
-        return self.flow.accumulates(self.view.graph.operators[site.name], site.position)
+        return self.view.accumulates(self.view.graph.operators[site.name], site.position)
 
     def _through(self, op: Operator, wanted: Container[Operand]) -> None:
         """Write the gradient of an operator, if one of its results has a gradient that leads on."""

@@ -104,7 +104,7 @@ class ForwardPass:
         reads = []
         for position, tensor in op.operands:
             # What is made once a step is resharded once for all micro-batches.
-            by = self.once if self.once is not None and self.flow.accumulates(op, position) else self
+            by = self.once if self.once is not None and self.view.accumulates(op, position) else self
             reads.append(by.operand(Site(OPERAND, op.name, position), tensor))
         self.sites.append(Site(OPERATOR, op.name))
         self.add(COMPUTE, Site(OPERATOR, op.name), reads, [v for v in results_of(op) if v.site.name not in given])

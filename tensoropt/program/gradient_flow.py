@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
-from ..ir.graph import VARIABLE, Operator, Tensor
+from ..ir.graph import VARIABLE, Tensor
 from ..reschedule.between_machines import sent_layout
 from ..reschedule.layout import Layout
 from ..reschedule.path import Path
@@ -58,14 +58,6 @@ class GradientFlow:
     def has_copy(self, tensor: Tensor) -> bool:
         """Return whether consumers use a shared copy of a tensor."""
         return tensor.name in self.view.strategy.shared or tensor.name in self._with_copy
-
-    def accumulates(self, op: Operator, position: int) -> bool:
-        """Return whether an operand's gradients are accumulated over micro-batches.
-
-        They are where the operand was resharded once for all micro-batches, and are accumulated at that copy.
-        """
-        graph = self.view.graph
-        return graph.n_runs(op.result.name) > 1 and graph.accumulates(op.operand(position).name)
 
     def passes_by(self, site: Site) -> bool:
         """Return whether gradients pass by a site, since its resharding is free in both directions."""

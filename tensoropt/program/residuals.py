@@ -1,4 +1,7 @@
-"""Decide what the backward pass reads: what was saved, or what is regathered or rematerialized, each at most once."""
+"""Write what the backward pass reads and wasn't saved: regathered or rematerialized, each at most once.
+
+:meth:`..sharding.strategy.StrategyView.residual` decides how each copy is had.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Iterator
 from ..ir.body import viewed_operand
 from ..ir.graph import Operator, Tensor
 from ..reschedule.path import Path
+from ..sharding.strategy import ONCE, is_made_again
 from .gradient_flow import GradientFlow
 from .tasks import AGAIN, COMPUTE, COMPUTING, OPERAND, OPERATOR, REMATERIALIZED, RESHARD, RESULT, SHARED, Site, Task, Value
 
@@ -32,30 +36,19 @@ class Residuals:
     def reads_of(self, op: Operator, after: tuple[Value, ...]) -> Iterator[Value]:
         """Yield what an operator's gradient reads, after appending the tasks that make what wasn't saved.
 
-        An operand whose copy a collective regathers is made even if another operator is the one that reads it.
-
         Args:
             after: the gradients that have arrived at the operator.
         """
         view, self._after = self.view, after
-        exchanged = view.rules[op.name].exchanged(view.strategy.configs[op.name])
-        for position, tensor in op.operands:
-            is_own = (op.name, position) in view.backward.residual_operands
-            if (is_own and not (exchanged and position == 0)) or self._communicates(op, position, tensor):
+        for position, _ in op.operands:
+            if view.residual(op, position).is_asked:
                 self._operand(op, position)
-            if is_own:
+            if (op.name, position) in view.backward.residual_operands:
                 # The gradient of an operator that exchanges windows reads those of the forward pass.
                 yield self._operands.get((op.name, position), Value(Site(OPERAND, op.name, position)))
         for tensor in op.outputs:
             if tensor.name in view.backward.residual_results:
                 yield self._result(tensor)
-
-    def _communicates(self, op: Operator, position: int, tensor: Tensor) -> bool:
-        """Return whether a collective regathers an operand, or the shared copy that it comes from, whoever reads it then."""
-        if self.view.is_regathered(op, position) and self._path(Site(OPERAND, op.name, position)).communicates:
-            return True
-        is_shared = tensor.name in self.view.strategy.shared and self.view.reads_regathered(op, position)
-        return is_shared and self._path(Site(SHARED, tensor.name)).communicates
 
     def _path(self, site: Site) -> Path:
         """Return the path to an operand or to a shared copy."""
@@ -63,32 +56,28 @@ class Residuals:
 
     def _operand(self, op: Operator, position: int) -> Value:
         """Return an operator's operand as the backward pass reads it, and regather or rematerialize it if need be."""
-        key, first = (op.name, position), Value(Site(OPERAND, op.name, position))
-        if key in self._operands or self.flow.accumulates(op, position):
+        key, first, residual = (op.name, position), Value(Site(OPERAND, op.name, position)), self.view.residual(op, position)
+        if key in self._operands or residual.copy == ONCE:
             return self._operands.get(key, first)
-        tensor = op.operand(position)
-        source = self._source(op, position, tensor)
-        path = self._path(first.site)
-        follows = source.version == AGAIN and not path.communicates
-        if not path.steps and source.version == AGAIN:
-            self._operands[key] = Value(first.site, AGAIN)
-            self.aliases[self._operands[key]] = source
-        elif path.steps and (follows or self.view.is_regathered(op, position)):
-            stream = self.flow.stream(path)
-            self._operands[key] = self._again(RESHARD, first.site, (source,), (first.site,), stream)[0]
-        else:
-            self._operands[key] = first
+        source = self._source(op.operand(position), residual.shared)
+        path, self._operands[key] = self._path(first.site), first
+        if is_made_again(residual.copy, source.version == AGAIN):
+            if path.steps:
+                stream = self.flow.stream(path)
+                self._operands[key] = self._again(RESHARD, first.site, (source,), (first.site,), stream)[0]
+            else:
+                self._operands[key] = Value(first.site, AGAIN)
+                self.aliases[self._operands[key]] = source
         return self._operands[key]
 
-    def _source(self, op: Operator, position: int, tensor: Tensor) -> Value:
+    def _source(self, tensor: Tensor, how: int) -> Value:
         """Return what an operand is resharded from: the result, or the copy that all consumers share; made again if need
         be."""
         result, site = self._result(tensor), Site(SHARED, tensor.name)
         if tensor.name not in self.view.strategy.shared:
             return result
-        path = self._path(site)
-        follows = result.version == AGAIN and not path.communicates
-        if tensor.name not in self._shared and (follows or self.view.reads_regathered(op, position)):
+        if tensor.name not in self._shared and is_made_again(how, result.version == AGAIN):
+            path = self._path(site)
             stream = self.flow.stream(path)
             again = self._again(RESHARD, site, (result,), (site,), stream)[0] if path.steps else result
             self._shared[tensor.name] = again

@@ -50,6 +50,38 @@ class Copy(NamedTuple):
     consumer: str | None = None
 
 
+UNREAD, READ, FIXED, PASSED, HELD = range(5)
+USES = (UNREAD, PASSED), (FIXED, HELD), (READ, HELD)
+"""How the backward pass uses the copy of an operand (:mod:`...search.problem.edge_costs`): by whether the operator's
+gradient doesn't read it, reads a view or exchanged windows of it, or reads it itself; and by whether the operator is
+rematerialized."""
+MAY_BE_REGATHERED = frozenset((READ, PASSED, HELD))
+ONCE, STAYS, FOLLOWS, MADE_AGAIN = range(4)
+"""How the backward pass gets a copy: saved for all micro-batches; saved; made again if what it is made of is; made again."""
+
+
+class Residual(NamedTuple):
+    """How the backward pass gets the copy of an operand that an operator uses.
+
+    Attributes:
+        copy, shared: how it gets the copy, and the shared copy that this is made of.
+        is_asked: whether it has the copy when it comes to the operator, whose gradient reads it; a copy that a collective
+            regathers, or whose shared copy one does, it has there even if another operator reads it.
+        is_with_source: whether the copy is regathered because its source, a regathered shared copy or a rematerialized
+            result, is resharded to it without communication.
+    """
+
+    copy: int
+    shared: int
+    is_asked: bool = False
+    is_with_source: bool = False
+
+
+def is_made_again(how: int, is_source_again: int) -> bool:
+    """Return whether a copy is made again in the backward pass, given how that gets it."""
+    return how == MADE_AGAIN or (how == FOLLOWS and is_source_again != 0)
+
+
 @dataclass(frozen=True, eq=False)
 class Strategy:
     """A config for each operator, and the choices beside it.
@@ -128,6 +160,10 @@ class StrategyView:
         """The reshardings that were derived so far, by where they lead: each pass of each micro-batch asks for them."""
         return {}
 
+    @cached_property
+    def _residuals(self) -> dict[Operand, Residual]:
+        return {}
+
     def layout(self, tensor: Tensor) -> Layout:
         """Return the produced layout of a tensor; a tensor that is read after an update has the variable's layout."""
         producer = self.graph.producers[tensor.name]
@@ -147,54 +183,41 @@ class StrategyView:
             return self.shared_resharding(tensor, sharding)
         return resharding_of(tensor, shared.layout, sharding, shared.unreduced)
 
-    def is_regathered(self, op: Operator, position: int) -> bool:
-        """Return whether the copy that an operator uses at an input position is regathered in the backward pass."""
-        tensor = op.inputs[position]
-        if tensor is None or not (self.regathered or self.rematerialized) or not self.reads(op, position):
-            return False
-        return Copy(tensor.name, op.name) in self.regathered or self.is_regathered_with_source(op, position)
+    def accumulates(self, op: Operator, position: int) -> bool:
+        """Return whether an operand is resharded once for all micro-batches, and its gradients are accumulated there."""
+        return self.graph.accumulates(op.operand(position).name) and self.graph.n_runs(op.result.name) > 1
 
-    def is_regathered_with_source(self, op: Operator, position: int) -> bool:
-        """Return whether the copy that an operator uses is regathered because its source is.
+    def residual(self, op: Operator, position: int) -> Residual:
+        """Return how the backward pass gets the copy of an operand that an operator uses: it is decided here alone.
 
-        That is so if the source, a regathered shared copy or a rematerialized result, is resharded to it without
-        communication. Such a copy may be a view of the source, and saving it would keep the source in memory.
+        A copy that is made of a regathered or rematerialized source without communication is regathered as well: it may be a
+        view of the source, and saving it would keep the source in memory.
         """
-        tensor = op.inputs[position]
-        if tensor is None or not self.reads(op, position):
-            return False
-        shared, target = self.strategy.shared.get(tensor.name), self.sharding(op, position).layout
-        source_layout = self.layout(tensor)
-        source = source_layout if shared is None else shared.layout
-        if source == target or needs_communication(source, target):
-            return False
-        is_regathered = self.graph.producers[tensor.name].name in self.rematerialized
-        is_regathered = is_regathered and (shared is None or not needs_communication(source_layout, shared.layout))
-        return is_regathered or Copy(tensor.name) in self.regathered
+        key = op.name, position
+        if key not in self._residuals:
+            self._residuals[key] = self._residual(op, position)
+        return self._residuals[key]
 
-    def reads_regathered(self, op: Operator, position: int) -> bool:
-        """Return whether the gradient of an operator reads, for its operand, the regathered shared copy."""
-        tensor = op.inputs[position]
-        if tensor is None or Copy(tensor.name) not in self.regathered or not self.reads(op, position):
-            return False
-        shared = self.strategy.shared.get(tensor.name)
-        return shared is not None and (
-            self.sharding(op, position).layout == shared.layout or self.is_regathered(op, position)
-        )
-
-    def reads(self, op: Operator, position: int) -> bool:
-        """Return whether the backward pass reads the copy of an operand that an operator uses.
-
-        The operator's own gradient reads it, or its rematerialization does. The gradient of an operator that exchanges
-        windows doesn't: it reads the exchanged windows.
-        """
-        if op.name in self.rematerialized:
-            return True
-        tensor = op.inputs[position]
-        is_own = (op.name, position) in self.backward.residual_operands
-        if not is_own or tensor is None or self.graph.accumulates(tensor.name):
-            return False
-        return position != 0 or not self.rules[op.name].exchanged(self.strategy.configs[op.name])
+    def _residual(self, op: Operator, position: int) -> Residual:
+        if op.updates is not None or op.type in SOURCES or self.accumulates(op, position):
+            return Residual(ONCE, ONCE)
+        tensor, shared = op.operand(position), self.strategy.shared.get(op.operand(position).name)
+        produced, target = self.layout(tensor), self.sharding(op, position).layout
+        source = produced if shared is None else shared.layout
+        is_local = source == target or not needs_communication(source, target)
+        is_shared_local = source == produced or not needs_communication(produced, source)
+        windows = position == 0 and self.rules[op.name].exchanged(self.strategy.configs[op.name])
+        reads = (op.name, position) in self.backward.residual_operands and not windows
+        may = USES[2 * reads][op.name in self.rematerialized] in MAY_BE_REGATHERED
+        is_of_again = is_shared_local and self.graph.producers[tensor.name].name in self.rematerialized
+        is_shared_chosen = may and Copy(tensor.name) in self.regathered
+        is_with_source = may and is_local and source != target and (is_of_again or is_shared_chosen)
+        is_again = is_with_source or (may and source != target and Copy(tensor.name, op.name) in self.regathered)
+        is_shared_again = is_shared_chosen and produced != source and (source == target or is_again)
+        copy = MADE_AGAIN if is_again else FOLLOWS if is_local else STAYS
+        of_shared = MADE_AGAIN if is_shared_again else FOLLOWS if is_shared_local else STAYS
+        is_asked = reads or (is_again and not is_local) or (is_shared_again and not is_shared_local)
+        return Residual(copy, of_shared, is_asked, is_with_source)
 
     def sharding(self, op: Operator, position: int) -> OperandSharding:
         return sharding_of_operand(self.interfaces[op.name], op.name, position, self.backward.gradients)

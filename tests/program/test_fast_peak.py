@@ -17,9 +17,16 @@ from helpers.large import first
 from helpers.strategies import random_router, random_strategy
 
 from tensoropt.costs.operator_costs import costing_of
+from tensoropt.plan.build import cost_entries
 from tensoropt.profiling.hardware import named
 from tensoropt.program.fast_peak import Peaks, array_layout, peaks
 from tensoropt.program.memory.peak import peak_of
+from tensoropt.program.simulator.actions import StepActions
+from tensoropt.program.simulator.step_graph import step_graph
+from tensoropt.program.step import step_program
+from tensoropt.program.tasks import REMATERIALIZED
+from tensoropt.sharding.resharding import PathFinder
+from tensoropt.sharding.strategy import STAYS, StrategyView
 
 BY_NCCL = replace(named("v100-2x3"), run_by="nccl")
 HARDWARE = (named("v100-1x4"), named("v100-2x2"), BY_NCCL)
@@ -106,3 +113,25 @@ def test_what_the_memory_of_an_arena_held_before_makes_no_difference(monkeypatch
             assert peak_bytes(counter, view) == peak_of(view, costing, counter.path_finder).n_bytes, (function, seed)
             n_buckets += counter.rows.n_buckets
     assert n_buckets
+
+
+def test_what_is_made_again_is_decided_in_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Program, fast peak, a plan's rows and the simulator change with its answer, and with it alone."""
+    model, hardware = zoo.record(zoo.attention, "adam"), named("v100-2x2")
+    costing = costing_of(model.model, hardware, hardware.mesh())
+    finder, view = PathFinder(costing.reshardings.steps), random_strategy(model, hardware.mesh(), 1, share_regathered=0.7)
+    actions, graph = StepActions(costing, finder), step_graph(view, finder)
+
+    def answers() -> tuple[int, int, int, int]:
+        peaks = Peaks(model.model, costing, finder)
+        assert peak_bytes(peaks, view) == peak_of(view, costing, finder).n_bytes
+        n_again = sum(task.direction == REMATERIALIZED for task in step_program(view, finder).tasks)
+        n_run = sum(map(bool, actions.chains(view, graph.nodes)))
+        return n_again, sum(entry.is_regathered for entry in cost_entries(view)), n_run, peak_bytes(peaks, view)
+
+    before, decide = answers(), StrategyView.residual
+    kept = {"copy": STAYS, "shared": STAYS, "is_with_source": False}
+    monkeypatch.setattr(StrategyView, "residual", lambda *operand: decide(*operand)._replace(**kept))
+    after = answers()
+    assert before[0] > after[0] == 0 and before[1] > after[1] == 0
+    assert before[2] > after[2] and before[3] != after[3]

@@ -149,6 +149,7 @@ def _kernel(digest: int) -> Callable[[Any, Any, Any, Any, int], int]:
     return njit(count_peak, cache=True, error_model="numpy")
 
 
-_SOURCES = (Path(__file__).parents[2] / "common" / "compiled.py", *sorted(Path(__file__).parent.glob("*.py")))
+_OTHERS = (Path(__file__).parents[2] / name for name in ("common/compiled.py", "sharding/strategy.py"))
+_SOURCES = (*_OTHERS, *sorted(Path(__file__).parent.glob("*.py")))
 count_peak = _kernel(zlib.crc32(b"".join(file.read_bytes() for file in _SOURCES)))
 """Return the most bytes that are alive at once in the step of a strategy, given the row of each site."""

@@ -15,8 +15,8 @@ IS_FREE, HAS_BACK, BACK_COMMUNICATES, BACK_IS_VIEW, BACK_BYTES, BACK_SCRATCH = r
 """Flags: both ways have no steps; and the same of the way back."""
 BUCKET, GRADIENT_BYTES = 12, 13
 """The bucket that a small gradient is summed in, or -1; and the gradient's bytes."""
-EXISTS, REGATHERED, READS_REGATHERED = 14, 15, 16
-"""Flags: there is such a shared copy; an operand is regathered, or read from a shared copy that is."""
+EXISTS, COPY, OF_SHARED, IS_ASKED = 14, 15, 16, 29
+"""There is such a shared copy; of an operand's copy its :class:`...sharding.strategy.Residual`."""
 OPERAND_BYTES, GRADIENT_SCRATCH = 17, 18
 """The bytes that an operator reads of its operand; the workspace of the operand's gradient."""
 WORK, BACK_WORK = 19, 22
@@ -24,7 +24,7 @@ WORK, BACK_WORK = 19, 22
 WORKSPACES = ("send", "receive", "reduce")
 GROUPS, BACK_GROUPS = 25, 27
 """The groups whose collectives NCCL runs, a bit each."""
-N_COLUMNS, N_WORDS, WORD_BITS = 29, 2, 62
+N_COLUMNS, N_WORDS, WORD_BITS = 30, 2, 62
 
 # Columns of the rows of results: N_BYTES, and of sources
 LASTING, WHOLE = 4, 5

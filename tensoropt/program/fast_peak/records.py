@@ -2,7 +2,7 @@
 
 A *value* is a number: twice its place, and one more if it was made again in the backward pass. A *gradient* is a number, in
 the order in which gradients are made. A record has seven numbers: what is done, where, what it reads and makes, and which
-part of a divided backward pass it is.
+part of a divided backward pass it is. The rows have the answers of :meth:`...sharding.strategy.StrategyView.residual`.
 
 In all kernels ``o`` is the outline and ``m`` the arena (:mod:`.array_layout`), ``t`` the table of rows
 and ``r`` a site's row.
@@ -14,11 +14,14 @@ from typing import Any
 
 from ...common.compiled import inner as compiled
 from ...sharding.resharding import BUCKET_BYTES
+from ...sharding.strategy import ONCE, is_made_again
 from . import array_layout as ix
 from . import columns as c
 from . import written as w
 from .columns import WIDTH
 from .written import add_value, append_record, arrive, is_wanted, made_by, note_read, push
+
+_is_made_again = compiled(is_made_again)
 
 
 @compiled
@@ -41,28 +44,26 @@ def reshard(o: Any, t: Any, r: Any, m: Any, operand: int) -> None:
 
 @compiled
 def _read_again(o: Any, t: Any, r: Any, m: Any, site: int, after: int) -> None:
-    """Decide how the backward pass reads an operand, given how it reads the result that it is made of."""
+    """Note how the backward pass reads an operand, given how it reads the result that it is made of."""
     n_tensors, again, root = o[ix.N_TENSORS], m[ix.AGAIN], m[ix.ROOT]
     tensor = o[o[ix.TENSOR] + site - 2 * n_tensors]
     shared, source = n_tensors + tensor, m[again + tensor]
     if t[r[shared], c.EXISTS]:
-        follows = source & 1 and not t[r[shared], c.COMMUNICATES]
-        if m[again + shared] < 0 and (follows or t[r[site], c.READS_REGATHERED]):
+        if m[again + shared] < 0 and _is_made_again(t[r[site], c.OF_SHARED], source & 1):
             m[again + shared] = source
             if t[r[shared], c.HAS_STEPS]:
                 append_record(m, w.RESHARD_AGAIN, shared, source, after, m[ix.FIRST_AFTER], m[ix.N_AFTER])
                 note_read(o, m, source)
                 m[again + shared] = 2 * shared + 1
         source = m[again + shared] if m[again + shared] >= 0 else 2 * m[root + shared]
-    follows = source & 1 and not t[r[site], c.COMMUNICATES]
-    if not t[r[site], c.HAS_STEPS] and source & 1:
-        m[again + site] = source
-    elif t[r[site], c.HAS_STEPS] and (follows or t[r[site], c.REGATHERED]):
+    if not _is_made_again(t[r[site], c.COPY], source & 1):
+        m[again + site] = 2 * m[root + site]
+    elif t[r[site], c.HAS_STEPS]:
         append_record(m, w.RESHARD_AGAIN, site, source, after, m[ix.FIRST_AFTER], m[ix.N_AFTER])
         note_read(o, m, source)
         m[again + site] = 2 * site + 1
     else:
-        m[again + site] = 2 * m[root + site]
+        m[again + site] = source
 
 
 @compiled
@@ -80,7 +81,7 @@ def _compute_again(o: Any, m: Any, operator: int) -> None:
 
 @compiled
 def _ask(o: Any, t: Any, r: Any, m: Any, root: int, after: int) -> None:
-    """Decide how the backward pass reads an operand or a result, and write what is made again for that.
+    """Note how the backward pass reads an operand or a result, and write what is made again for that.
 
     A stack stands for the recursion: of an operand to the result that it is made of, of that to its operator's operands.
     """
@@ -91,8 +92,7 @@ def _ask(o: Any, t: Any, r: Any, m: Any, root: int, after: int) -> None:
         site, stage = m[at], m[at + 1]
         if stage == 0 and m[again + site] >= 0:
             depth -= 1
-        elif site >= first and o[o[ix.OF_OPERAND] + site - first] & c.ACCUMULATES:
-            # All micro-batches read it, so it isn't made again in each.
+        elif site >= first and t[r[site], c.COPY] == ONCE:
             m[again + site] = 2 * m[m[ix.ROOT] + site]
             depth -= 1
         elif site >= first:
@@ -202,18 +202,6 @@ def send(o: Any, t: Any, r: Any, m: Any, key: int) -> None:
 
 
 @compiled
-def _is_asked(o: Any, t: Any, r: Any, operator: int, operand: int) -> int:
-    """Return whether the gradient of an operator asks for an operand, or makes a collective regather it."""
-    n_tensors, flags = o[ix.N_TENSORS], o[o[ix.OF_OPERAND] + operand]
-    site, shared = 2 * n_tensors + operand, n_tensors + o[o[ix.TENSOR] + operand]
-    if flags & c.RESIDUAL and not (flags & c.IS_FIRST and t[r[o[ix.FIRST_OPERATOR] + operator], c.EXCHANGES]):
-        return 1
-    if t[r[site], c.REGATHERED] and t[r[site], c.COMMUNICATES]:
-        return 1
-    return t[r[site], c.READS_REGATHERED] and t[r[shared], c.EXISTS] and t[r[shared], c.COMMUNICATES]
-
-
-@compiled
 def through(o: Any, t: Any, r: Any, m: Any, operator: int, index: int) -> None:
     """Write the gradient of an operator, if one of its results has a gradient that leads on.
 
@@ -234,7 +222,7 @@ def through(o: Any, t: Any, r: Any, m: Any, operator: int, index: int) -> None:
         return
     for operand in range(first_operand, end_operand):
         n_wanted += is_wanted(o, operand, index)
-        if _is_asked(o, t, r, operator, operand):
+        if t[r[first + operand], c.IS_ASKED]:
             _ask(o, t, r, m, first + operand, after)
     for tensor in range(first_tensor, end_tensor):
         if o[o[ix.IS_RESIDUAL] + tensor]:

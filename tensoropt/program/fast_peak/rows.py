@@ -305,8 +305,7 @@ class _Maker:
         number = self.of_resharding(Site(OPERAND, op.name, position))
         row, view = self.rows._rows[number], self.view
         if op.updates is None:
-            row[c.REGATHERED] = int(view.is_regathered(op, position))
-            row[c.READS_REGATHERED] = int(view.reads_regathered(op, position))
+            row[c.COPY], row[c.OF_SHARED], row[c.IS_ASKED], _ = map(int, view.residual(op, position))
             row[c.OPERAND_BYTES] = self.sizes.operand_bytes(op, position)
             row[c.GRADIENT_SCRATCH] = self.sizes.scratch_bytes(op, position)
         return number

@@ -25,7 +25,7 @@ from ...sharding.resharding import (
     row_reshardings,
     update_reshardings,
 )
-from ...sharding.strategy import StrategyView
+from ...sharding.strategy import MADE_AGAIN, StrategyView
 from ..gradient_flow import GradientFlow
 from ..tasks import SHARED
 from .network import COMPUTE, Action
@@ -80,9 +80,9 @@ class StepActions:
         """Return whether a copy that is made again is regathered, and not just a view of what was made again."""
         graph = view.graph
         if node.kind == REGATHER:
-            return view.is_regathered(graph.operators[node.site.name], node.site.position)
+            return view.residual(graph.operators[node.site.name], node.site.position).copy == MADE_AGAIN
         operands = ((op, i) for op in graph.consumers[node.tensor] for i, t in op.operands if t.name == node.tensor)
-        return any(view.reads_regathered(*pair) for pair in operands if pair[0].name in view.interfaces)
+        return any(view.residual(*pair).shared == MADE_AGAIN for pair in operands if pair[0].name in view.interfaces)
 
     def _of_operator(self, flow: GradientFlow, op: Operator, node: StepNode) -> Chain:
         kind, micro_batch, view = node.kind, node.micro_batch, flow.view

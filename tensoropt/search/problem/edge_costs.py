@@ -21,6 +21,7 @@ from ...ft.edge_choices import choice_states
 from ...ft.problem import INFEASIBLE
 from ...ir.graph import VARIABLE, Graph, Tensor
 from ...rules.shardings import NO_GRADIENT, Shardings
+from ...sharding.strategy import HELD, PASSED
 from .node_states import Choice
 
 # Residual policies
@@ -67,9 +68,8 @@ from .node_states import Choice
 # REGATHERED_OF_SAVED).
 #
 # A shared copy is the copy of the first resharding and the source of those that follow. In the Table of the first one the
-# columns are numbered by the shared copy's policies as a source.
+# columns are numbered by the shared copy's policies as a source. The copy's policies are those of sharding.strategy.USES.
 SAVED, REMATERIALIZED, UNCHARGED, REGATHERED = range(4)
-UNREAD, READ, FIXED, PASSED, HELD = range(5)
 Table = tuple[tuple[ResidualCharge, ...], ...]
 """The residuals that are saved: a row for each policy of the source, a column for each policy of the copy."""
 

@@ -24,19 +24,18 @@ from ...ir.graph import CONSTANT, VARIABLE, Tensor
 from ...rules.config_arrays import ConfigArrays
 from ...rules.shardings import Shardings
 from ...sharding.consumers import Consumer, consumers_of, passes_to, step_sharding
-from ...sharding.strategy import Copy
+from ...sharding.strategy import FIXED, HELD, MAY_BE_REGATHERED, READ, UNREAD, USES, Copy
 from .charges import NodeCosts, OverlapTimes, Transients, program_positions
 from .choices import Choices
-from .edge_costs import FIXED, HELD, PASSED, READ, REMATERIALIZED, SAVED, UNCHARGED, UNREAD, EdgeCosts, End, ReshardingArrays
+from .edge_costs import REMATERIALIZED, SAVED, UNCHARGED, EdgeCosts, End, ReshardingArrays
 from .fusion_groups import FusionGroup
 from .node_states import Choice, Evaluation, States
 from .remat_segments import Segments
 from .shared_copies import ConsumerEnd, ProducedTensor, SharedCopies, direct, direct_regathered, have_gradient
 from .strategy_problem import CopyChoice, SharedCopy
 
-_MAY_BE_REGATHERED = frozenset((READ, PASSED, HELD))
-_READ_BY_GRADIENT = np.array([policy in (READ, FIXED, HELD) for policy in (UNREAD, READ, FIXED, PASSED, HELD)])
-"""The residual policies of copies that may be regathered; and by policy, whether a gradient reads the copy."""
+_READ_BY_GRADIENT = np.isin(range(1 + max(map(max, USES))), (READ, FIXED, HELD))
+"""By residual policy, whether a gradient reads the copy."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,13 +162,9 @@ class EdgeBuilder:
         reads = self.costing.reads(consumer)
         key = id(states), i, consumer.position, consumer.is_update, id(shardings), is_own, reads, passes
         if key not in self._consumer_ends:
-            policy = np.full(states.n_states, UNREAD)
-            if reads:
-                policy[:] = READ if is_own else FIXED
-                policy[self._exchanged(consumer)] = FIXED
-            if i in states.rematerialized and not consumer.is_update:
-                policy[states.rematerializes] = np.where(policy[states.rematerializes] == UNREAD, PASSED, HELD)
-            self._consumer_ends[key] = End(shardings, policy, passes=passes)
+            reading = np.minimum(reads + is_own, np.where(self._exchanged(consumer), 1, 2))
+            is_again = states.rematerializes & (i in states.rematerialized and not consumer.is_update)
+            self._consumer_ends[key] = End(shardings, np.array(USES)[reading, is_again.astype(int)], passes=passes)
         return ConsumerEnd(n, self._consumer_ends[key])
 
     def _exchanged(self, consumer: Consumer) -> np.ndarray:
@@ -198,7 +193,7 @@ class EdgeBuilder:
 
     def _consumer_copy(self, tensor: Tensor, consumer: ConsumerEnd) -> Copy | None:
         """Return the copy of a tensor's single consumer, if it may be regathered in some state; else None."""
-        if not consumer.end.policies & _MAY_BE_REGATHERED:
+        if not consumer.end.policies & MAY_BE_REGATHERED:
             return None
         (reader,) = self.consumers[tensor.name]
         return Copy(tensor.name, reader.name)
@@ -253,7 +248,7 @@ class EdgeBuilder:
         tensor, node = source.tensor, consumers[0].node
         copy = self.copies.within(tensor, consumers)
         self.arrays.expect(tensor, [copy.end.choice])
-        copy_made = Copy(tensor.name) if copy.end.policies & _MAY_BE_REGATHERED else None
+        copy_made = Copy(tensor.name) if copy.end.policies & MAY_BE_REGATHERED else None
         self._add(source, ConsumerEnd(node, copy.end), self._residual_charge(tensor), copy_made)
         for costs, mask in copy.costs:
             self._charge(node, costs, mask)

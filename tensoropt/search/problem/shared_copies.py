@@ -15,21 +15,8 @@ import numpy as np
 from ...costs.resharding_costs import ResidualCharge
 from ...ir.graph import Tensor
 from ...rules.shardings import Shardings
-from .edge_costs import (
-    FIXED,
-    HELD,
-    PASSED,
-    READ,
-    REGATHERED,
-    REMATERIALIZED,
-    SAVED,
-    UNCHARGED,
-    UNREAD,
-    EdgeCosts,
-    End,
-    ReshardingArrays,
-    Table,
-)
+from ...sharding.strategy import FIXED, HELD, PASSED, READ, UNREAD
+from .edge_costs import REGATHERED, REMATERIALIZED, SAVED, UNCHARGED, EdgeCosts, End, ReshardingArrays, Table
 from .node_states import Choice
 
 
