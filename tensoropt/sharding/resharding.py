@@ -84,8 +84,8 @@ class ReshardingPaths:
 class PathFinder:
     """The cheapest paths of reshardings under a cost model, each found only once.
 
-    ``choose`` picks a path: by default the cheapest; in tests any legal one. With ``uses_buckets`` False (in tests) every
-    gradient is summed by itself.
+    ``choose`` picks a path: by default the cheapest; in tests any legal one that communicates only if it must. With
+    ``uses_buckets`` False (in tests) every gradient is summed by itself.
     """
 
     costs: StepCosts

@@ -20,7 +20,7 @@ from tensoropt.plan.build import cost_entries
 from tensoropt.plan.record import PlannedResharding
 from tensoropt.program.fetch import Fetch
 from tensoropt.program.orders.schedule import PLAIN, StepOrder
-from tensoropt.reschedule.layout import Layout, Shape, axes_text
+from tensoropt.reschedule.layout import Layout, Shape, axes_text, needs_communication
 from tensoropt.reschedule.mesh import Mesh
 from tensoropt.reschedule.path import Path, StepCosts, cheapest_path
 from tensoropt.rules.configs import configs
@@ -96,15 +96,17 @@ def slides(config: Config) -> bool:
 def detours(seed: int) -> Callable[[Layout, Layout, Shape, int, StepCosts], Path]:
     """A choice of paths that walks a few random legal steps before it takes the cheapest way.
 
-    A path becomes partial on the way only if one of its ends is, as everywhere.
+    A path becomes partial on the way only if one of its ends is, and communicates only if it must, as everywhere.
     """
 
     def choose(source: Layout, target: Layout, shape: Shape, item_bytes: int, costs: StepCosts) -> Path:
         # From the text of the ends, since ranks need not ask for paths in the same order.
         rng = random.Random(f"{seed} {source} {target} {shape}")
-        at, walked = source, []
+        at, walked, communicates = source, [], needs_communication(source, target)
         for _ in range(rng.randint(0, LONGEST_DETOUR)):
             possible = [s for s in legal_steps(at, shape) if source.partial or target.partial or not s.target.partial]
+            if not communicates:
+                possible = [s for s in possible if not (s.communicates or needs_communication(s.target, target))]
             if possible:
                 walked.append(rng.choice(possible))
                 at = walked[-1].target

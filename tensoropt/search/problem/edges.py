@@ -147,6 +147,7 @@ class EdgeBuilder:
         return self._produced_ends[key]
 
     def _consumer_end(self, tensor: Tensor, consumer: Consumer) -> ConsumerEnd:
+        """Return a consumer's end. The table of its policies is that which :meth:`.StrategyView.residual` reads."""
         passes = passes_to(self.costing.backward, [consumer])
         if consumer.is_step:
             step_key = len(tensor.shape), consumer.position, consumer.name
