@@ -16,7 +16,7 @@ from unchanged.habits import HABITS
 
 SCRIPT = Path(__file__).with_name("habits.py")
 BY_DEFAULT = ["two_phases_with_callbacks", "models_that_take_turns", "loops_of_their_own", "gradients_that_add_up"]
-BY_DEFAULT += ["layers_that_models_share", "loops_of_a_guide"]
+BY_DEFAULT += ["layers_that_models_share"]
 GROUPS = [BY_DEFAULT, [name for name in HABITS if name not in BY_DEFAULT]]
 
 
