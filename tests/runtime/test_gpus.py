@@ -130,7 +130,7 @@ def test_the_doctor_of_ranks_with_simulated_gpus(tmp_path: Path) -> None:
     (tmp_path / "pynvml.py").write_text("from helpers.nvml import a_driver\nglobals().update(vars(a_driver(2)))\n")
     paths = os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "tests")])
     env = {"PYTHONPATH": paths, "TENSOROPT_QUIET": "0"}
-    result = run_ranks(2, "-m", "tensoropt", "doctor", timeout=100, env=env, fresh=True)
+    result = run_ranks(2, "-m", "tensoropt", "doctor", timeout=100, env=env)
     assert result.returncode == 1, result.stdout + result.stderr
     assert result.stderr.count("ranks have GPUs (NVIDIA H100 (85.9 GB)), but this TensorFlow can't use them") == 1
     of_ranks = [f"rank {rank}: NVIDIA H100 (85.9 GB), CUDA_VISIBLE_DEVICES={rank}" for rank in range(2)]
