@@ -184,11 +184,11 @@ def search_overlapping(
         times = -(-bound.time_ns // UNITS)
         rows = reduce_unsorted(bound.mem_bytes, times)
         bound = LowerBound(bound.mem_bytes[rows], times[rows], bound.source)
-        found = at_true_times(problem, overlap, frontier, bound)
+        points = at_true_times(problem, overlap, frontier, bound)
         if best is not None:
-            counts = {kind: count + best.eliminations[kind] for kind, count in found.eliminations.items()}
-            found = best.joined(replace(found, eliminations=counts))
-        best = found
+            counts = {kind: count + best.eliminations[kind] for kind, count in points.eliminations.items()}
+            points = best.joined(replace(points, eliminations=counts))
+        best = points
         if best.exact or best.worst_gap <= budget.gap:
             break
     assert best is not None

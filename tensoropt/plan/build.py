@@ -222,9 +222,9 @@ def check_reshardings(view: StrategyView, stage: StagePlan) -> None:
             f"'{view.strategy.configs[op.name]}'; it was changed: find the strategy again"
         )
     path_finder = stage.path_finder(PlainCosts())
-    told = attrgetter("tensor", "consumers", "sharding", "is_shared", "is_regathered", "n_runs", "n_passes")
-    expected = set(map(told, filter(None, (entry.planned(path_finder) for entry in cost_entries(view)))))
-    actual = set(map(told, stage.reshardings))
+    row = attrgetter("tensor", "consumers", "sharding", "is_shared", "is_regathered", "n_runs", "n_passes")
+    expected = set(map(row, filter(None, (entry.planned(path_finder) for entry in cost_entries(view)))))
+    actual = set(map(row, stage.reshardings))
     if expected != actual:
         tensor, consumers, sharding, *flags = min(expected ^ actual, key=str)
         difference = "lacks" if (tensor, consumers, sharding, *flags) in expected else "has, against its configs,"

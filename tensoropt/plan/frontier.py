@@ -32,7 +32,7 @@ from ..report.pages.page import report_name, write_report
 from ..report.pages.plan_page import report_of
 from ..report.tables import COSTS_HEADERS
 from ..reschedule.mesh import Mesh, mesh_of
-from .frontier_file import FORMAT, VERSION, Entry, SavedPoint, check_rows, ints, text_of, told_of
+from .frontier_file import FORMAT, VERSION, Entry, SavedPoint, check_rows, entry_of, ints, text_of
 from .picture import draw_points, new_axes, save_picture
 from .plan import Plan
 from .points import CostedPoints, FrontierPoint, Passes, PointT, thinned
@@ -53,7 +53,7 @@ class Frontier(CostedPoints, Generic[PointT]):
         points_of: the points.
         mesh: the mesh of devices that the plans run on.
         hardware_name: the name of the hardware that the costs are for.
-        told: what the summary says of the search, but for why there are stages, what was left out, the time, and the note.
+        headline: what the summary says of the search, but for why there are stages, what was left out, time, and note.
         bound: costs that no plan beats; None where the points are exactly the minimal ones.
         algorithm, eliminations: see :class:`..ft.Frontier`.
         assumed: the assumptions that plans record.
@@ -73,7 +73,7 @@ class Frontier(CostedPoints, Generic[PointT]):
     points_of: tuple[PointT, ...]
     mesh: Mesh
     hardware_name: str
-    told: str
+    headline: str
     bound: LowerBound | None
     objectives: Objectives = MEMORY_TIME
     algorithm: str = JOINED
@@ -170,7 +170,7 @@ class Frontier(CostedPoints, Generic[PointT]):
     def summary(self) -> str:
         """Return one line on the search: its size, its exactness and its time."""
         seconds = f"{sum(self.seconds_by_phase.values()):.2f} s" if self.seconds_by_phase else ""
-        return "; ".join(filter(None, [self.told, self.why_stages, *self.left_out, seconds, self.note]))
+        return "; ".join(filter(None, [self.headline, self.why_stages, *self.left_out, seconds, self.note]))
 
     def at(self, memory: int | float | str | None = None) -> Plan:
         """Return the plan of least time whose peak memory is within a limit; see :attr:`peaks`.
@@ -320,7 +320,7 @@ class Frontier(CostedPoints, Generic[PointT]):
             "searches": searches,
         }
         for number, (point, plan) in enumerate(zip(value["points"], plans, strict=True)):
-            point.update(told_of(plan, plan_of_whole(value, number)))
+            point.update(entry_of(plan, plan_of_whole(value, number)))
         return value
 
     def with_details(self, model: str = "", chosen: int | None = None, **options: Any) -> Frontier[Any]:
@@ -379,7 +379,7 @@ def read_frontier(value: Mapping[str, Any]) -> Frontier[SavedPoint]:
         points_of=tuple(SavedPoint(rows, number) for number in range(len(rows))),
         mesh=mesh_of(value["mesh"]),
         hardware_name=str(value["hardware"]),
-        told=str(value["summary"]),
+        headline=str(value["summary"]),
         bound=bound and LowerBound(ints(bound["mem_bytes"]), ints(bound["time_ns"]), bound["source"]),
         objectives=parse_objectives(",".join(value["objectives"])),
         algorithm=value["algorithm"],

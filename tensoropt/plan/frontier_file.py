@@ -100,7 +100,7 @@ def check_rows(rows: FrontierRows) -> None:
                 raise ValueError(f"a choice names row {missing_rows[0]} of {len(part['pool'])}")
 
 
-def told_of(plan: Mapping[str, Any], whole: Mapping[str, Any]) -> Entry:
+def entry_of(plan: Mapping[str, Any], whole: Mapping[str, Any]) -> Entry:
     """Return what a point tells of its plan: what the plan of a model that isn't cut doesn't have by itself.
 
     Args:
@@ -113,8 +113,8 @@ def told_of(plan: Mapping[str, Any], whole: Mapping[str, Any]) -> Entry:
 
     (usual,) = whole["stages"]
     stages = [other(stage, usual) for stage in plan["stages"]]
-    told = {**other(plan, whole), **({"stages": stages} if stages != [{}] else {})}
-    return {"plan": told} if told else {}
+    entry = {**other(plan, whole), **({"stages": stages} if stages != [{}] else {})}
+    return {"plan": entry} if entry else {}
 
 
 def parts_value(operators: Sequence[StoredPart], reshardings: Sequence[StoredPart]) -> Entry:

@@ -129,9 +129,9 @@ class FrontierRows:
 
     def _stages(self, point: int) -> tuple[Row, Sequence[Row]]:
         """Return a point's plan and its stages, without their rows."""
-        plan, told = plan_of_whole(self.value, point), self.points[point].get("plan", {})
-        (usual,), stages = plan["stages"], told.get("stages", [{}])
-        return {**plan, **told}, [{**usual, **stage} for stage in stages]
+        plan, entry = plan_of_whole(self.value, point), self.points[point].get("plan", {})
+        (usual,), stages = plan["stages"], entry.get("stages", [{}])
+        return {**plan, **entry}, [{**usual, **stage} for stage in stages]
 
     def plan(self, point: int, option: str = "point") -> PlanRows:
         """Return the plan of a point, with the rows that the parts have for it."""

@@ -226,8 +226,8 @@ class Stages:
                 table = graph.operators[variable].result
                 (step,) = (step.name for step in graph.train_steps.values() if variable in step.variables)
                 arriving = {graph.operators[name].operand(position).name for name, position in passes[step]}
-                found = [graph.operators[name] for name in lookups if graph.operators[name].result.name in arriving]
-                passes[step] |= {(op.name, i) for op in found for i, t in op.operands if t == table}
+                trained = [graph.operators[name] for name in lookups if graph.operators[name].result.name in arriving]
+                passes[step] |= {(op.name, i) for op in trained for i, t in op.operands if t == table}
         return passes
 
     def _backward(self, graph: Graph) -> Backward:

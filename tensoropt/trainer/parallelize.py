@@ -73,13 +73,13 @@ class _Start:
 
     Attributes:
         optimizer: the user's optimizer, with loss scaling where that is needed.
-        told: the specs of inputs that a Keras model tells; None if it tells none.
+        specs: the specs of inputs that a Keras model tells; None if it tells none.
         has_open_labels: whether a Keras model's loss, or its own training step, takes labels of any shape.
     """
 
     trainer: Trainer | FunctionTrainer
     optimizer: keras.optimizers.Optimizer
-    told: Structure
+    specs: Structure
     has_open_labels: bool
     options: TrainingOptions
     context: Context
@@ -133,7 +133,7 @@ class _Start:
                         go_alone(context.processes)
             values = first_values(captured)
             execution = execute(plan, model, values, context.processes, self.collectives, display, values_are_exchanged=True)
-            expected = opened(signature, self.told, self.has_open_labels) if isinstance(trainer, Trainer) else signature
+            expected = opened(signature, self.specs, self.has_open_labels) if isinstance(trainer, Trainer) else signature
             limit = Limit(self.options.memory, context)
             runs = Runs(Run(captured, execution), signature, expected, limit, capture, first_values, names)
             by_step = {step.name: step.optimizer for step in captured.graph.train_steps.values() if not step.of}

@@ -243,9 +243,9 @@ def _run(function: Any, arguments: Any, keywords: Any, options: Callable[[], Tra
         size = next((leaf.shape[0] for leaf in leaves if len(getattr(leaf, "shape", ()))), 1)
         steps[key] = started_step(objective, None, int(size), options(), ScriptStep)
     tensors = [leaf for k, leaf in enumerate(leaves) if k not in constants]
-    given = tensors if constants or keywords or read else arguments
+    operands = tensors if constants or keywords or read else arguments
     try:
-        return steps[key](*given)
+        return steps[key](*operands)
     except _AloneError:
         del vars(function)[_STEPS]
     function._variable_creation_config = None  # as before its first trace, which may make variables

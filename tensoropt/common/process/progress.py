@@ -29,7 +29,7 @@ BENEATH: list[str] = []
 
 
 @contextmanager
-def ended_soon(told: str) -> Iterator[None]:
+def ended_soon(message: str) -> Iterator[None]:
     """Have a second Ctrl-C end the process at once, and the first one while loops are compiled, though C code runs."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are the main thread's
@@ -55,7 +55,7 @@ def ended_soon(told: str) -> Iterator[None]:
         with ending:  # of two threads, one
             if not is_over.is_set():
                 with suppress(OSError, RuntimeError):  # who reads it may have ended, or this thread be writing
-                    print(f"\ntensoropt: {told}", file=sys.stderr, flush=True)
+                    print(f"\ntensoropt: {message}", file=sys.stderr, flush=True)
                 os._exit(128 + signal.SIGINT)
 
     def interrupted(number: int, frame: FrameType | None) -> None:

@@ -142,9 +142,9 @@ def peak_together(
         flying = in_flight, in_flight - (runs & (work < 2)), later
         rows, known = np.column_stack([*flying, before, ran]), dict[bytes, int]()
         states.append([known.setdefault(row.tobytes(), len(known)) for row in rows])
-        found = np.frombuffer(b"".join(known), rows.dtype).reshape(len(known), -1)
-        alive = (found[:, 3:] @ np.vstack([changes, memory.rises.reshape(changes.shape)], dtype=float)).astype(np.int64)
-        tables.append(memory.begins + alive + messages.waiting_bytes(*np.split(found[:, :3], 3, axis=1)))
+        few = np.frombuffer(b"".join(known), rows.dtype).reshape(len(known), -1)
+        alive = (few[:, 3:] @ np.vstack([changes, memory.rises.reshape(changes.shape)], dtype=float)).astype(np.int64)
+        tables.append(memory.begins + alive + messages.waiting_bytes(*np.split(few[:, :3], 3, axis=1)))
     outside = [np.zeros_like(sum(ends.values()))]  # beyond what is alive, of stages whose passes have all run
     last_of = {stage: number for number, stage in enumerate(of_passes.tolist())}
     for stage in sorted(last_of, key=last_of.__getitem__):

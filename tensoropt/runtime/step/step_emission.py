@@ -251,8 +251,8 @@ class StepEmission(TaskEmission):
                 for index in self._indices(graph.operators[lookup])
             ]
             if lookups:
-                found = (read.get((Site(RESULT, op.result.name), index)) for op, index in lookups)
-                gradients.append([self._when_all_ran(values) for values in found])
+                by_lookup = (read.get((Site(RESULT, op.result.name), index)) for op, index in lookups)
+                gradients.append([self._when_all_ran(values) for values in by_lookup])
             else:
                 gradients.append([next(iter(read.values()), None)])
             indices.append([self.looked_up_indices(op, index) for op, index in lookups])

@@ -207,7 +207,7 @@ def frontier_of(
         points_of=tuple(points),
         mesh=mesh,
         hardware_name=request.hardware.name,
-        told=_summary(points, mesh, cuts, least_ns / 1e3),
+        headline=_summary(points, mesh, cuts, least_ns / 1e3),
         # With stages it is the time of all operators as fast as they can be, on all devices; without, the search's bound.
         bound=LowerBound(np.array([0]), np.array([least_ns]), "the operators' least times"),  # none of memory is known
         assumed=request.assumed,
@@ -258,7 +258,7 @@ def frontier_of_whole(frontier: ModelFrontier, assumed: Mapping[str, Any] = Mapp
         ),
         mesh=frontier.mesh,
         hardware_name=frontier.hardware.name,
-        told=frontier.told,
+        headline=frontier.headline,
         bound=frontier.found.bound,
         objectives=frontier.objectives,
         algorithm=frontier.found.algorithm,

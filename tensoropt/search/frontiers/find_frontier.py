@@ -169,8 +169,8 @@ def find_other(request: Request, model: Model, task: BaselineTask) -> ModelFront
     """
     _check_arguments(request)
     seconds = MONTE_CARLO_SECONDS if request.budget is None else request.budget.seconds
-    found = _choose(model, request.hardware, task, request.algorithm, (seconds, request.limit_bytes))
-    return found if request.algorithm in BY_SIMULATION else found.of_least_peaks(task.progress)
+    frontier = _choose(model, request.hardware, task, request.algorithm, (seconds, request.limit_bytes))
+    return frontier if request.algorithm in BY_SIMULATION else frontier.of_least_peaks(task.progress)
 
 
 def _check_arguments(request: Request) -> None:

@@ -271,7 +271,7 @@ class ModelFrontier(CostedPoints):
         return timeline_of(view.graph.producers, graph, actions.chains(view, graph.nodes), network)
 
     @property
-    def told(self) -> str:
+    def headline(self) -> str:
         """The search in words: its size and its exactness."""
         problem, certified = self.built.problem, self.certified
         n_points = counted(len(self.found), "point")
