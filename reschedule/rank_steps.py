@@ -44,10 +44,10 @@ class RankStep:
     local_shape: Shape
     result_shape: Shape
     send_slices: tuple[Slices, ...]  # of the local shard, for each member; empty where all of it goes to all members
-    send_in_place: bool  # whether the parts that are sent, one after the other in memory, are the local shard
+    sends_in_place: bool  # whether the parts that are sent, one after the other in memory, are the local shard
     recv_shapes: tuple[Shape, ...]
     recv_slices: tuple[Slices, ...]  # of the result, for each member; empty where the received parts are summed
-    recv_in_place: bool  # whether the received parts, one after the other in memory, are the result
+    receives_in_place: bool  # whether the received parts, one after the other in memory, are the result
     local_slices: Slices  # of a local step: the slices of the local shard (slice) or of the result (pad)
     is_first: bool  # whether the rank is at coordinate 0 of the step's axes, where "keep" keeps the value
     most_packed: int  # the most elements that any rank packs or unpacks
@@ -67,7 +67,7 @@ class RankStep:
         if not self.send_slices:
             return [np.asarray(local, order="C")] * len(self.recv_shapes)
         parts = [local[part] for part in self.send_slices]
-        if self.send_in_place and local.flags.c_contiguous:
+        if self.sends_in_place and local.flags.c_contiguous:
             return parts
         return packed(parts, np.empty(local.size, local.dtype) if buffer is None else buffer)
 
@@ -111,7 +111,7 @@ class RankStep:
         n_rounds = self.n_rounds(local.dtype.itemsize)
         if n_rounds > 1:
             return self._run_in_rounds(local, communicator, n_rounds)
-        is_packed = self.send_slices and not (self.send_in_place and local.flags.c_contiguous)
+        is_packed = self.send_slices and not (self.sends_in_place and local.flags.c_contiguous)
         joined = communicator.scratch("send", local.size, local.dtype) if is_packed else local
         sends = self.pack(local, joined)
         if self.kind == "all_reduce":
@@ -119,12 +119,12 @@ class RankStep:
         if self.kind == "reduce_scatter":
             return communicator.reduce_scatter(self.axes, sends, self.result_shape, joined)
         result = communicator.empty(self.result_shape, local.dtype)
-        out = result.reshape(-1) if self.recv_in_place else communicator.scratch("receive", result.size, local.dtype)
+        out = result.reshape(-1) if self.receives_in_place else communicator.scratch("receive", result.size, local.dtype)
         if self.kind == "all_gather":
             received = communicator.all_gather(self.axes, sends[0], self.recv_shapes, out)
         else:
             received = communicator.all_to_all(self.axes, sends, self.recv_shapes, out, joined)
-        return result if self.recv_in_place else self.unpack(local, received, result)
+        return result if self.receives_in_place else self.unpack(local, received, result)
 
     def _run_in_rounds(self, local: Array, communicator: Communicator, n_rounds: int) -> Array:
         result = communicator.empty(self.result_shape, local.dtype)
@@ -187,24 +187,24 @@ def rank_step(step: Step, shape: Shape, rank: int) -> RankStep:
         local_slices = relative(mine_after, mine_before)
     elif step.kind == "pad":
         local_slices = relative(mine_before, mine_after)
-    send_in_place = bool(sends) and _follow_in_memory(extents(mine_before), sends)
-    recv_in_place = bool(recvs) and _follow_in_memory(result_shape, recvs)
+    sends_in_place = bool(sends) and _follow_in_memory(extents(mine_before), sends)
+    receives_in_place = bool(recvs) and _follow_in_memory(result_shape, recvs)
     last = mesh.n_devices - 1  # where blocks are uneven, the last rank has the largest in each dimension
     if rank != last:
         most_packed = rank_step(step, shape, last).most_packed
     else:
-        packed = math.prod(extents(mine_before)) if sends and not send_in_place else 0
-        most_packed = max(packed, math.prod(result_shape) if recvs and not recv_in_place else 0)
+        packed = math.prod(extents(mine_before)) if sends and not sends_in_place else 0
+        most_packed = max(packed, math.prod(result_shape) if recvs and not receives_in_place else 0)
     return RankStep(
         kind=step.kind,
         axes=step.group_axes,
         local_shape=extents(mine_before),
         result_shape=result_shape,
         send_slices=tuple(sends),
-        send_in_place=send_in_place,
+        sends_in_place=sends_in_place,
         recv_shapes=tuple(recv_shapes),
         recv_slices=tuple(recvs),
-        recv_in_place=recv_in_place,
+        receives_in_place=receives_in_place,
         local_slices=local_slices,
         is_first=mesh.index_along(step.axes, rank) == 0,
         most_packed=most_packed,

@@ -49,7 +49,7 @@ def workspace_bytes(step: RankStep, item_bytes: int) -> dict[str, int]:
     n_bytes = {}
     if step.send_slices:
         sent = [tuple(part.stop - part.start for part in tile) for tile in step.send_slices]
-        if not step.send_in_place or n_rounds > 1:
+        if not step.sends_in_place or n_rounds > 1:
             n_bytes["send"] = _in_rounds(sent, n_rounds) * item_bytes
     elif n_rounds > 1 and len(slab(step.local_shape, n_rounds, 0)) > 1:
         n_bytes["send"] = _in_rounds([step.local_shape], n_rounds) * item_bytes
@@ -58,7 +58,7 @@ def workspace_bytes(step: RankStep, item_bytes: int) -> dict[str, int]:
         rounds_within = max(1, -(-largest * n_members * item_bytes // ROUND_BYTES))
         own = _in_rounds([step.result_shape], n_rounds)
         n_bytes["reduce"] = -(-own // rounds_within) * n_members * item_bytes
-    elif n_members and (not step.recv_in_place or n_rounds > 1):
+    elif n_members and (not step.receives_in_place or n_rounds > 1):
         n_bytes["receive"] = _in_rounds(step.recv_shapes, n_rounds) * item_bytes
     return n_bytes
 
@@ -82,10 +82,10 @@ def in_graph_bytes(step: RankStep | RankHalo, item_bytes: int) -> int:
     alive = [padded + (largest if step.kind == "all_gather" else padded)]
     if sent:
         # Parts are cut out and put in a row; where they are uneven, out of that again, padded, and in another row.
-        alive.append((0 if step.send_in_place else 2 * local) if is_even else 3 * local + 2 * padded)
+        alive.append((0 if step.sends_in_place else 2 * local) if is_even else 3 * local + 2 * padded)
     if step.kind in ("all_reduce", "reduce_scatter"):
         alive.append(2 * wider * padded + wider * largest)
-    elif not is_even or not step.recv_in_place:
+    elif not is_even or not step.receives_in_place:
         alive.append(padded + 2 * result)
     elif step.kind == "all_gather":
         alive = [result]

@@ -135,7 +135,7 @@ class ReshardingCosting(ByArguments):
     def time_ns(self, resharding: Resharding) -> int:
         """Return the time of a resharding; see :meth:`.PathFinder.time_ns`."""
         size = resharding.shape, resharding.item_bytes
-        if resharding.reduction == "sum" and resharding.halo is None and not resharding.in_bucket:
+        if resharding.reduction == "sum" and resharding.halo is None and not resharding.shares_bucket:
             expected = self._expected.get(self._class(*size), {})
             sources, targets = (self.numbers.of(ends) for ends in zip(*_ends(resharding), strict=True))
             if all(number in expected for number in (*sources.tolist(), *targets.tolist())):
@@ -246,7 +246,7 @@ class ReshardingCosting(ByArguments):
             is_equal = (sources.layouts[:, None] == shardings.layouts) & (shardings.unreduced > 0)
             for i, j in np.argwhere(is_equal).tolist():
                 resharding = resharding_of(tensor, sources[i].layout, shardings[j], sources[i].unreduced, is_variable=True)
-                if resharding.in_bucket:
+                if resharding.shares_bucket:
                     time_ns[i, j] = bucket_share_ns(resharding, self.steps)
         return time_ns
 

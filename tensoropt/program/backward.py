@@ -105,7 +105,7 @@ class BackwardPass:
         paths = self.path_finder.paths(resharding)
         if paths.backward is None:
             return
-        if paths.in_bucket and self.uses_buckets:
+        if paths.shares_bucket and self.uses_buckets:
             (step,) = paths.backward.steps
             key = step.group_axes, tensor.dtype
             self._buckets.setdefault(key, {})[site] = gradient

@@ -49,7 +49,7 @@ class Resharding:
     n_passes: int = 1
 
     @property
-    def in_bucket(self) -> bool:
+    def shares_bucket(self) -> bool:
         """Return whether the gradient is summed in one bucket with those of other variables."""
         is_sum = (
             self.is_variable and self.source == self.sharding.layout and bool(self.sharding.unreduced) and not self.returning
@@ -63,12 +63,12 @@ class ReshardingPaths:
 
     Attributes:
         backward: the gradient's path; None where no gradient comes back.
-        in_bucket: whether the backward path is one all-reduce that is executed together with others.
+        shares_bucket: whether the backward path is one all-reduce that is executed together with others.
     """
 
     forward: Path
     backward: Path | None
-    in_bucket: bool = False
+    shares_bucket: bool = False
 
     @property
     def n_collectives(self) -> int:
@@ -98,15 +98,15 @@ class PathFinder:
         """Return the cheapest forward path, and the cheapest backward path where a gradient comes back."""
         paths = self._known.get(resharding)
         if paths is None:
-            in_bucket = self.uses_buckets and resharding.in_bucket
-            backward = _one_sum(resharding) if in_bucket else self._backward(resharding)
-            paths = self._known[resharding] = ReshardingPaths(self._forward(resharding), backward, in_bucket)
+            shares_bucket = self.uses_buckets and resharding.shares_bucket
+            backward = _one_sum(resharding) if shares_bucket else self._backward(resharding)
+            paths = self._known[resharding] = ReshardingPaths(self._forward(resharding), backward, shares_bucket)
         return paths
 
     def time_ns(self, resharding: Resharding) -> int:
         """Return the time of a resharding: forward and, in each pass in which a gradient comes back, backward."""
         paths, back_ns = self.paths(resharding), 0
-        if paths.in_bucket:
+        if paths.shares_bucket:
             back_ns = bucket_share_ns(resharding, self.costs)
         elif paths.backward is not None:
             back_ns = paths.backward.time_ns(self.costs, resharding.item_bytes)

@@ -92,8 +92,8 @@ def test_what_goes_into_a_bucket_costs_its_share_of_one(extent: int, unreduced: 
     resharding = resharding_of(tensor, whole, OperandSharding(whole, axes), is_variable=of_variable)
     path_finder = PathFinder(COSTS)
     paths = path_finder.paths(resharding)
-    assert paths.in_bucket == (of_variable and bool(axes) and 4 * extent <= SMALL_BYTES)
-    if paths.in_bucket:
+    assert paths.shares_bucket == (of_variable and bool(axes) and 4 * extent <= SMALL_BYTES)
+    if paths.shares_bucket:
         assert paths.backward is not None and [step.kind for step in paths.backward.steps] == ["all_reduce"]
         share_ns = math.floor(COSTS.time_ns("all_reduce", MESH, axes, BUCKET_BYTES) * 4 * extent / BUCKET_BYTES)
         assert path_finder.time_ns(resharding) == bucket_share_ns(resharding, COSTS) == share_ns
@@ -108,4 +108,4 @@ def test_a_gradient_with_further_consumers_is_not_deferred() -> None:
     split = Layout(MESH, ((axis,),))
     finer = resharding_of(tensor, split, OperandSharding(whole, (axis,)), is_variable=True)
     shared = resharding_of(tensor, whole, OperandSharding(whole, (axis,)), returning=(axis,), is_variable=True)
-    assert not finer.in_bucket and not shared.in_bucket
+    assert not finer.shares_bucket and not shared.shares_bucket

@@ -40,7 +40,7 @@ def time_ns(view: StrategyView, costing: OperatorCosting, path_finder: PathFinde
                 paths = path_finder.paths(resharding)
                 if task.direction != BACKWARD or paths.backward is None:  # rows that were found
                     total += path_finder.forward_ns(resharding)
-                elif paths.in_bucket:
+                elif paths.shares_bucket:
                     total += bucket_share_ns(resharding, path_finder.costs)
                 else:
                     total += paths.backward.time_ns(path_finder.costs, resharding.item_bytes)

@@ -71,8 +71,8 @@ def test_copies_are_counted_where_parts_do_not_follow_in_memory(shape: tuple[int
             if any(tuple(sorted(axes)) != axes for axes in splits):
                 continue  # blocks that aren't in the order of ranks are put in it, uncounted
             ranks = [rank_step(step, shape, rank) for rank in range(mesh.n_devices)]
-            sends = any(rank.send_slices and not rank.send_in_place for rank in ranks)
-            receives = any(rank.recv_slices and not rank.recv_in_place for rank in ranks)
+            sends = any(rank.send_slices and not rank.sends_in_place for rank in ranks)
+            receives = any(rank.recv_slices and not rank.receives_in_place for rank in ranks)
             assert step.n_copies(shape) == sends + receives, step
             counted.add((step.kind, step.n_copies(shape)))
     assert counted >= {("all_gather", 1), ("all_gather", 0), ("all_to_all", 2 if len(shape) == 3 and shape[0] > 1 else 1)}

@@ -195,7 +195,7 @@ class InGraph:
             counts = [_size(step.source, shape, rank) for rank in range(len(steps))]
             received = self._collectives.all_gather(axes, tf.reshape(value, [-1]), counts, name)
         else:
-            is_in_place = all(rank_part.send_in_place for rank_part in steps)
+            is_in_place = all(rank_part.sends_in_place for rank_part in steps)
             flat = tf.reshape(value, [-1]) if is_in_place else _in_a_row([_part(value, part) for part in moves.send_slices])
             send_counts = [_counts(rank_part.send_slices) for rank_part in steps]
             is_free = len(moves.recv_shapes) == 2 or not self._collectives.in_rank_order
@@ -204,7 +204,7 @@ class InGraph:
             received = self._collectives.all_to_all(axes, flat, send_counts, name)
         if step.kind == "reduce_scatter":
             return self._sum(received, len(moves.recv_shapes), own_shape)
-        if all(rank_part.recv_in_place for rank_part in steps):
+        if all(rank_part.receives_in_place for rank_part in steps):
             return tf.reshape(received, own_shape)
         # Wait for what was received: else TensorFlow would allocate the results of all paths when a step begins.
         with tf.control_dependencies([received]):

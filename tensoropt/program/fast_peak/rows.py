@@ -324,7 +324,7 @@ class _Maker:
         if paths.backward is not None:
             row[c.HAS_BACK] = 1
             self._back(row, paths.backward, resharding.item_bytes)
-        if paths.in_bucket:
+        if paths.shares_bucket:
             (step,) = paths.backward.steps if paths.backward else ()
             row[c.BUCKET] = self.rows._buckets.of((step.group_axes, tensor.dtype))
             row[c.GRADIENT_BYTES] = shard_bytes(tensor, resharding.source)

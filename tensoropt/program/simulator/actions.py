@@ -127,7 +127,7 @@ class StepActions:
     def _back(self, paths: ReshardingPaths, resharding: Resharding) -> Chain:
         if paths.backward is None:
             return ()
-        if not paths.in_bucket:
+        if not paths.shares_bucket:
             return self._of_path(paths.backward, resharding.item_bytes)
         (step,) = paths.backward.steps
         assert not isinstance(step, HaloStep)

@@ -106,7 +106,7 @@ def check_memory(backend: GraphBackend) -> None:
         for layout in all_layouts(backend.mesh, shape):
             for step in (each for each in legal_steps(layout, shape) if each.communicates):
                 largest = rank_step(step, shape, last)
-                case = shape, step.kind, largest.send_in_place
+                case = shape, step.kind, largest.sends_in_place
                 if case not in seen:
                     taken = taken_bytes(backend, Path(layout, step.target, (step,), shape), dtype)
                     foretold = in_graph_bytes(largest, dtype.size)
