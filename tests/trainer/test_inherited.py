@@ -84,14 +84,14 @@ def test_other_shapes_inherit_all_of_a_plan_and_give_plain_keras_numbers(seed: i
 
 def wide() -> keras.Model:
     """What is saved for gradients is nearly all that a step needs."""
-    hidden = [keras.layers.Dense(64, "tanh") for _ in range(6)]
+    hidden = [keras.layers.Dense(64, "tanh") for _ in range(3)]
     return keras.Sequential([keras.Input((64,)), *hidden, keras.layers.Dense(1)], name="m")
 
 
 def test_more_samples_than_planned_are_taken_in_more_micro_batches_or_refused() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(4096, 64)), rng.normal(size=(4096, 1))
-    options = {"batch_size": 512, "parallelism": 1, "memory": 2_000_000}
+    options = {"batch_size": 512, "parallelism": 1, "memory": 1_000_000}
     trainer = trainer_of(wide(), "mse", **options)
     planned = trainer.plan.micro_batches
     assert planned > 1
