@@ -17,7 +17,7 @@ session = tensoropt.init(hardware=replace(described, device=replace(described.de
 built = zoo.mlp(tensoropt, batch=8)
 step = tensoropt.GradientDescentOptimizer().minimize(built.loss)
 stages = [int(text) for text in sys.argv[1].split(",")] if sys.argv[1:] else None
-plan = tensoropt.find_strategy(profile_budget="3s", stages=stages)
+plan = tensoropt.find_strategy(profile_budget="1s", stages=stages)
 told = plan.assumed["operators"]
 tensoropt.build_execution_graph(plan=plan)
 loss = tensoropt.run([step, built.loss], {fed: batches[0] for fed, batches in built.inputs.items()})[1]
