@@ -13,9 +13,12 @@ from remat.small import HARDWARE, SMALL
 from tensoropt import zoo
 from tensoropt.ft import Budget
 from tensoropt.profiling.hardware import named
-from tensoropt.search.frontiers import model_frontier
+from tensoropt.program.fast_peak import Peaks, peaks
+from tensoropt.search.frontiers import model_frontier, point_peaks
 from tensoropt.search.frontiers.find_frontier import find_baseline
 from tensoropt.search.frontiers.model_frontier import spread
+from tensoropt.search.frontiers.point_peaks import PeakCounter
+from tensoropt.sharding.resharding import PathFinder
 from tensoropt.tools.offline import record
 
 
@@ -34,17 +37,32 @@ def test_points_that_stay_are_spread_along_the_frontier(n: int, most: int, seed:
     assert (along - along[before] <= along[-1] / max(most // 2, 1) + 1e-9).all()
 
 
-def test_only_so_many_points_have_their_peaks_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_deep", [False, True])
+def test_only_so_many_points_have_their_peaks_counted(is_deep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ends stay, what is certified stays, and points are still in one order."""
     model = record(SMALL["cnn"], "cnn").model
     frontier = find_frontier(model, HARDWARE, 4, budget=Budget(seconds=0))
     assert len(frontier.certified) > 12
-    monkeypatch.setattr(model_frontier, "MOST_COUNTED", 12)
+    limit, of_operators = (1200, 12) if is_deep else (12, 1200)
+    monkeypatch.setattr(model_frontier, "MOST_COUNTED", limit)
+    monkeypatch.setattr(model_frontier, "MOST_OF_DEEP_MODELS", of_operators * frontier.built.n_operators)
     monkeypatch.setattr(model_frontier, "MOST_OPERATORS_COUNTED", 0)
     few = find_frontier(model, HARDWARE, 4, budget=Budget(seconds=0))
     assert 2 <= len(few.found) <= 12 < len(few.certified)
     assert few.found.time_ns[-1] == frontier.found.time_ns[-1]
     assert few.all_peaks is not None and (np.diff(few.all_peaks) > 0).all() and (np.diff(few.found.time_ns) < 0).all()
+
+
+@pytest.mark.parametrize("n_threads", ["1", "4"])
+def test_threads_count_the_peaks_that_programs_have(n_threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    frontier = find_frontier(record(SMALL["cnn"], "cnn").model, HARDWARE, 4, budget=Budget(seconds=0))
+    monkeypatch.setenv("TENSOROPT_WORKERS", n_threads)
+    monkeypatch.setattr(point_peaks, "WORTH_LOADING", 0)
+    monkeypatch.setattr(peaks, "IN_A_ROW", 2)
+    counting = Peaks(frontier.model, frontier.costing, PathFinder(frontier.costing.reshardings.steps))
+    counted = PeakCounter(frontier.model, frontier.built, counting).peaks_of(frontier.found.strategies)
+    assert counted.tolist() == [frontier.peak(point).n_bytes for point in range(len(frontier.found))]
+    assert 1 <= len(counting._arenas) <= int(n_threads)
 
 
 def test_where_training_splits_nothing_predictions_are_not_split_either() -> None:

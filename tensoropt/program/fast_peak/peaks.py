@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from ...common.pickling import ByArguments
+from ...common.process.workers import n_workers
 from ...costs.operator_costs import OperatorCosting
 from ...sharding.model import Model
 from ...sharding.resharding import PathFinder
@@ -20,6 +23,11 @@ from . import columns as c
 from .outline import Outline, arena_of, can_outline, outline_of
 from .rows import Columns, Rows
 
+IN_A_ROW = 16
+"""A thread counts so many strategies before it asks for more."""
+_Passes = tuple[np.ndarray, np.ndarray]
+"""The bytes alive where each pass begins, and the most before, between and behind these places."""
+
 
 @dataclass(eq=False)
 class Peaks(ByArguments):
@@ -28,8 +36,7 @@ class Peaks(ByArguments):
     model: Model
     costing: OperatorCosting
     path_finder: PathFinder
-    _arena: np.ndarray | None = None
-    _of_groups: int = 0
+    _arenas: list[np.ndarray] = field(default_factory=list)  # those that no thread uses
     _outlines: dict[StageEnds, np.ndarray] = field(default_factory=dict)
 
     @cached_property
@@ -50,35 +57,43 @@ class Peaks(ByArguments):
 
         See :meth:`.rows.Rows.of_columns`.
         """
-        rows = self.rows.of_columns(columns, view_of)
-        return np.array([self._count(of_one, NOTHING_CROSSES) for of_one in rows], np.int64)
+        return np.array([most.max() for _, most in self._of_each(columns, view_of, NOTHING_CROSSES)], np.int64)
 
     def passes_of_columns(self, columns: Columns, view_of: Callable[[int], StrategyView], ends: StageEnds) -> PassMemory:
         """Return the bytes that are alive in a stage's passes under strategies: those of :func:`.pass_memory`."""
-        alive, most = list[np.ndarray](), list[np.ndarray]()
-        for of_one in self.rows.of_columns(columns, view_of):
-            peak = self._count(of_one, ends)
-            arena = self._arena
-            assert arena is not None
-            n = int(arena[ix.N_PASSES])
-            alive.append(arena[arena[ix.ALIVE] :][:n] + self._of_groups)
-            most.append(arena[arena[ix.MOST] :][: n + 1] + self._of_groups if n else np.array([peak], np.int64))
+        alive, most = zip(*self._of_each(columns, view_of, ends), strict=True)
         return PassMemory.of(np.transpose(alive), np.transpose(most))
 
-    def _count(self, rows: np.ndarray, ends: StageEnds) -> int:
-        """Return the most bytes that are alive at once, given the row of each site; the arena then has those of passes."""
-        from .alive import count_peak  # here, since loading compiled code takes half a second
-
+    def _of_each(self, columns: Columns, view_of: Callable[[int], StrategyView], ends: StageEnds) -> list[_Passes]:
+        """Return what each strategy has alive, counted by as many threads as there may be workers."""
         if ends not in self._outlines:
             self._outlines[ends] = self._outline(ends).numbers
-        site_rows, n_buckets = self.rows, self.rows.n_buckets
-        if self._arena is None or self._arena[ix.N_BUCKETS] != n_buckets:
-            self._arena = arena_of(site_rows.outline, n_buckets)
-        arena = self._arena
-        arena[: ix.N_BUCKETS] = 0
-        arena[ix.N_BUCKETS + 1 : ix.RECORDS] = 0
-        overlaps = int(self.costing.reshardings.overlaps)
-        peak = int(count_peak(self._outlines[ends], site_rows.table, rows, arena, overlaps))
-        if self.costing.reshardings.nccl_bytes_per_s is not None:
-            self._of_groups = site_rows.nccl_bytes(tuple(arena[arena[ix.GROUPS] :][: c.N_WORDS].tolist()))
-        return peak + self._of_groups
+        rows, outline = self.rows.of_columns(columns, view_of), self._outlines[ends]
+        self._arenas = [arena for arena in self._arenas if arena[ix.N_BUCKETS] == self.rows.n_buckets]
+        parts = [rows[first : first + IN_A_ROW] for first in range(0, len(rows), IN_A_ROW)]
+        n_threads = min(n_workers(sys.maxsize), len(parts))
+        if n_threads == 1:
+            return self._count(outline, rows)
+        with ThreadPoolExecutor(n_threads) as pool:
+            return [each for part in pool.map(lambda part: self._count(outline, part), parts) for each in part]
+
+    def _count(self, outline: np.ndarray, rows: np.ndarray) -> list[_Passes]:
+        """Return what each of some strategies has alive, given the row of each site under each."""
+        from .alive import count_peak  # here, since loading compiled code takes half a second
+
+        site_rows, reshardings, counted = self.rows, self.costing.reshardings, list[_Passes]()
+        try:
+            arena = self._arenas.pop()
+        except IndexError:
+            arena = arena_of(site_rows.outline, site_rows.n_buckets)
+        for of_one in rows:
+            arena[: ix.N_BUCKETS] = 0
+            arena[ix.N_BUCKETS + 1 : ix.RECORDS] = 0
+            count_peak(outline, site_rows.table, of_one, arena, int(reshardings.overlaps))
+            n, of_groups = int(arena[ix.N_PASSES]), 0
+            if reshardings.nccl_bytes_per_s is not None:
+                of_groups = site_rows.nccl_bytes(tuple(arena[arena[ix.GROUPS] :][: c.N_WORDS].tolist()))
+            alive, most = arena[arena[ix.ALIVE] :][:n], arena[arena[ix.MOST] :][: n + 1]
+            counted.append((alive + of_groups, most + of_groups))
+        self._arenas.append(arena)
+        return counted

@@ -38,9 +38,10 @@ from ..problem.strategy_problem import StrategyProblem
 from .point_peaks import PeakCounter
 
 LEAST_REPLAYED, MOST_OPERATORS_REPLAYED = 16, 6_000
-MOST_COUNTED, MOST_OPERATORS_COUNTED = 1_200, 1_000_000
+MOST_COUNTED, MOST_OPERATORS_COUNTED, MOST_OF_DEEP_MODELS = 1_200, 1_000_000, 3_000_000
 """Of a search's points at most so many have their peaks counted, or those with so many operators together if they are more:
-a second or two. Where kernels can't count they are replayed, and fewer.
+a second or two. Of a deep model they have at most the last number of operators together: that many are nearer to each other
+than to what is proven. Where kernels can't count they are replayed, and fewer.
 """
 
 
@@ -202,7 +203,8 @@ class ModelFrontier(CostedPoints):
         points = Candidates.of(self.found)
         max_points = max(LEAST_REPLAYED, MOST_OPERATORS_REPLAYED // self.built.n_operators)
         if self.counts_quickly:
-            max_points = max(MOST_COUNTED, MOST_OPERATORS_COUNTED // self.built.n_operators)
+            n = self.built.n_operators
+            max_points = max(MOST_OPERATORS_COUNTED // n, min(MOST_COUNTED, MOST_OF_DEEP_MODELS // n))
         points = points.take(spread(points.mem_bytes, points.time_ns, max_points))
         has_passes = isinstance(self.model, StageModel) and self.model.graph.micro_batching is not None
         if has_passes or self.objectives != MEMORY_TIME:  # the peaks of passes depend on their order

@@ -23,8 +23,8 @@ from ..problem.strategy_problem import StrategyProblem
 
 WORTH_LOADING = 1_500
 """So many operators, over all points, take longer to replay than the compiled kernels take to load."""
-AT_ONCE = 1_024
-"""The rows of so many points are held in memory at once."""
+AT_ONCE = 1_200
+"""The rows of so many points are held in memory at once: of all that a search counts of a large model."""
 Value = TypeVar("Value", Config, OperandSharding)
 
 
