@@ -26,7 +26,6 @@ from .rows import Columns, Rows
 IN_A_ROW = 16
 """A thread counts so many strategies before it asks for more."""
 _Passes = tuple[np.ndarray, np.ndarray]
-"""The bytes alive where each pass begins, and the most before, between and behind these places."""
 
 
 @dataclass(eq=False)
@@ -65,20 +64,20 @@ class Peaks(ByArguments):
         return PassMemory.of(np.transpose(alive), np.transpose(most))
 
     def _of_each(self, columns: Columns, view_of: Callable[[int], StrategyView], ends: StageEnds) -> list[_Passes]:
-        """Return what each strategy has alive, counted by as many threads as there may be workers."""
+        """Return of each strategy the bytes alive where passes begin, and the most before, between and behind these places.
+
+        As many threads count as there may be workers.
+        """
         if ends not in self._outlines:
             self._outlines[ends] = self._outline(ends).numbers
         rows, outline = self.rows.of_columns(columns, view_of), self._outlines[ends]
         self._arenas = [arena for arena in self._arenas if arena[ix.N_BUCKETS] == self.rows.n_buckets]
         parts = [rows[first : first + IN_A_ROW] for first in range(0, len(rows), IN_A_ROW)]
-        n_threads = min(n_workers(sys.maxsize), len(parts))
-        if n_threads == 1:
-            return self._count(outline, rows)
-        with ThreadPoolExecutor(n_threads) as pool:
+        with ThreadPoolExecutor(min(n_workers(sys.maxsize), len(parts))) as pool:
             return [each for part in pool.map(lambda part: self._count(outline, part), parts) for each in part]
 
     def _count(self, outline: np.ndarray, rows: np.ndarray) -> list[_Passes]:
-        """Return what each of some strategies has alive, given the row of each site under each."""
+        """Return the same of some strategies, given the row of each site under each."""
         from .alive import count_peak  # here, since loading compiled code takes half a second
 
         site_rows, reshardings, counted = self.rows, self.costing.reshardings, list[_Passes]()

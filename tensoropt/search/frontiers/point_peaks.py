@@ -23,8 +23,6 @@ from ..problem.strategy_problem import StrategyProblem
 
 WORTH_LOADING = 1_500
 """So many operators, over all points, take longer to replay than the compiled kernels take to load."""
-AT_ONCE = 1_200
-"""The rows of so many points are held in memory at once: of all that a search counts of a large model."""
 Value = TypeVar("Value", Config, OperandSharding)
 
 
@@ -80,10 +78,9 @@ class PeakCounter(ByArguments):
         cache = self.known_passes.setdefault(key, {})  # stages that are alike have other names
         keys = [row.tobytes() for row in states]
         missing = [i for i, key in enumerate(keys) if key not in cache]
-        for first in range(0, len(missing), AT_ONCE):
-            part = missing[first : first + AT_ONCE]
-            memory = self._count_passes(states[part], ends)
-            cache.update((keys[i], memory.take([row])) for row, i in enumerate(part))
+        if missing:
+            memory = self._count_passes(states[missing], ends)
+            cache.update((keys[i], memory.take([row])) for row, i in enumerate(missing))
         return PassMemory.joined([cache[key] for key in keys])
 
     def _count_passes(self, states: np.ndarray, ends: StageEnds) -> PassMemory:
@@ -109,14 +106,9 @@ class PeakCounter(ByArguments):
     def _count_peaks(self, states: np.ndarray, progress: Progress | None) -> np.ndarray:
         """Return the peaks of strategies that weren't counted before."""
         n, peaks = len(states), self.peaks
-        n_operators = n * self.built.n_operators
-        if peaks.is_quick and n_operators > WORTH_LOADING:
-            peaks_of_parts = [np.empty(0, np.int64)]
-            for first in range(0, n, AT_ONCE):
-                _report(progress, first, n)
-                part = states[first : first + AT_ONCE]
-                peaks_of_parts.append(peaks.of_columns(self._columns(part), self._views(part)))
-            return np.concatenate(peaks_of_parts)
+        if peaks.is_quick and n * self.built.n_operators > WORTH_LOADING:
+            _report(progress, 0, n)
+            return peaks.of_columns(self._columns(states), self._views(states))
         peaks_bytes = np.empty(n, np.int64)
         for i in range(n):
             _report(progress, i, n)
