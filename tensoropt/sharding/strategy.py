@@ -201,7 +201,8 @@ class StrategyView:
     def _residual(self, op: Operator, position: int) -> Residual:
         if op.updates is not None or op.type in SOURCES or self.accumulates(op, position):
             return Residual(ONCE, ONCE)
-        tensor, shared = op.operand(position), self.strategy.shared.get(op.operand(position).name)
+        tensor = self.graph.tensors[op.operand(position).name]  # behind all micro-batches the operand is the batch's
+        shared = self.strategy.shared.get(tensor.name)
         produced, target = self.layout(tensor), self.sharding(op, position).layout
         source = produced if shared is None else shared.layout
         is_local = source == target or not needs_communication(source, target)
