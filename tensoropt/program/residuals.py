@@ -1,6 +1,6 @@
 """Write what the backward pass reads and wasn't saved: regathered or rematerialized, each at most once.
 
-:meth:`..sharding.strategy.StrategyView.residual` decides how each copy is had.
+:meth:`..sharding.strategy.StrategyView.residual` decides how each copy is got.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class FrontierRows:
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether each point has the plan of its own number in the one search there is, of a model that isn't cut."""
+        """Whether all points come from one search without stages, in which a point's plan has the point's number."""
         return len(self.value["searches"]) == 1 and not any("plan" in point for point in self.points)
 
     @cached_property

@@ -169,7 +169,7 @@ def peak_of(value: Row) -> Row | None:
 
 
 class AllStages:
-    """What is counted over all stages, of a plan as of its JSON value."""
+    """Numbers of operators and collectives of a plan, or of a plan's JSON value: those of its stages, added up."""
 
     stages: Any
 

@@ -35,7 +35,7 @@ from .shared_copies import ConsumerEnd, ProducedTensor, SharedCopies, direct, di
 from .strategy_problem import CopyChoice, SharedCopy
 
 _READ_BY_GRADIENT = np.isin(range(1 + max(map(max, USES))), (READ, FIXED, HELD))
-"""By residual policy, whether a gradient reads the copy."""
+"""Whether an operator's gradient reads the copy of its operand, for each way in which the backward pass uses the copy."""
 
 
 @dataclass(frozen=True, eq=False)
